@@ -1,0 +1,157 @@
+"""Every key that a run has, with its default and meaning, and the small language behind the colon of `--config F.py:arg`.
+
+A config file builds on `lm()` or `vit()`, changes what it needs, and returns `finish(config, ...)`.
+`config.encoding` stays open (its options belong to the encoding's module); everything else is locked.
+"""
+
+from ml_collections import ConfigDict
+
+from configs.encodings import preset
+
+
+def parse(arg: str | None, **defaults):
+    """'encoding=rope,seed=1,smoke' -> ConfigDict with the types of `defaults`; a bare key means True."""
+    out = dict(encoding="", seed=0, smoke=False) | defaults
+    for item in filter(None, (arg or "").split(",")):
+        key, given, text = item.partition("=")
+        if key not in out:
+            raise ValueError(f"config argument {key!r}: this config has {', '.join(sorted(out))}")
+        kind = type(out[key])
+        try:
+            out[key] = {"": True, "true": True, "false": False}[text.lower()] if kind is bool else kind(text)
+        except (KeyError, ValueError):
+            raise ValueError(f"config argument {item!r}: {key} wants {kind.__name__}") from None
+    return ConfigDict(out)
+
+
+def _shared() -> ConfigDict:
+    c = ConfigDict()
+    c.seed = 0  # parameters, data order, augmentation, dropout
+    c.steps = 1000  # optimiser steps
+    c.batch_size = 32  # of all devices and accumulation steps together
+    c.dtype = "float32"  # of activations: float32 | bfloat16 | float64; parameters are float32
+    c.attention = "auto"  # auto | xla | chunked
+    c.encoding = ConfigDict({"name": "none"})
+    c.optim = ConfigDict(
+        dict(
+            name="adamw",
+            lr=1e-3,
+            schedule="cosine",  # cosine | linear | constant, after the warm-up
+            warmup_steps=0,
+            end_lr_fraction=0.0,
+            weight_decay=0.1,
+            clip=1.0,  # global gradient norm; 0 = off
+            b1=0.9,
+            b2=0.999,
+            eps=1e-8,
+            encoding_lr=1.0,  # multiplies lr for the encoding's parameters
+            encoding_decay=False,  # weight decay on the encoding's parameters
+            decay_norm_bias=False,  # weight decay on norms, biases and embeddings too
+            accumulate=1,  # micro-batches a step
+            ema=0.0,  # decay of an average of the parameters; 0 = off
+        )
+    )
+    c.checkpoint = ConfigDict(dict(every_steps=500, keep=2))
+    c.log = ConfigDict(dict(every_steps=50))
+    c.mesh = ConfigDict(dict(data=-1, fsdp=1, tensor=1, sequence=1))  # -1 = the remaining devices
+    c.init_from = ""  # a workdir or checkpoint: start from its parameters only
+    c.resume = ""  # a workdir: start from its whole state
+    return c
+
+
+def _model(kind, **more) -> ConfigDict:
+    return ConfigDict(
+        dict(
+            kind=kind,
+            width=128,
+            depth=2,
+            heads=4,
+            kv_heads=0,  # 0 = heads
+            head_dim=0,  # 0 = width / heads
+            mlp_ratio=4.0,
+            mlp="gelu",  # gelu | swiglu
+            norm="layernorm",  # layernorm | rmsnorm
+            qk_norm="none",  # none | before | after transport
+            bias=True,
+            eps=1e-5,
+            dropout=0.0,
+            init_std=0.02,
+            scan=True,  # blocks as one scanned body: compiles once
+            remat=False,  # recompute activations in the backward pass
+        )
+        | more
+    )
+
+
+def lm(**data) -> ConfigDict:
+    c = _shared()
+    c.model = _model("lm", tied=False, head_bias=True, loss_chunk=512)
+    c.data = ConfigDict(
+        dict(
+            source="wikipedia_excerpt",  # wikipedia_excerpt | text
+            train_path="",  # text: .jsonl(.xz|.gz), .txt, or a folder of .txt
+            valid_path="",
+            length=256,  # training length in tokens
+            tokenizer="bpe",  # bpe (trained on the train split) | bytes | a tokenizer.json
+            vocab=2048,
+            cache="",  # folder for tokenised text; "" = ~/.cache/jojax
+        )
+        | data
+    )
+    c.eval = ConfigDict(
+        dict(
+            every_steps=0,  # exact loss of the valid split; 0 = at the end only
+            batch_size=16,
+            lengths=(),  # extrapolation at the end of the run
+            document_tokens=0,  # > 0: evaluate the first so many predictions of each document only
+            tokens_per_batch=16_384,  # of the extrapolation's batches
+        )
+    )
+    return c
+
+
+def vit(**data) -> ConfigDict:
+    c = _shared()
+    c.model = _model("vit", patch=4, pool="cls", drop_path=0.0)
+    c.data = ConfigDict(
+        dict(
+            source="fashion_mnist",  # fashion_mnist | tfds | folder
+            path="",  # tfds: data_dir; folder: the root of train/ and the valid split
+            name="",  # tfds: the data set
+            train_split="train",
+            valid_split="test",
+            classes=10,
+            image_size=32,
+            crop="pad4",  # pad4 | inception | none
+            flip=True,
+            mean=(0.5, 0.5, 0.5),
+            std=(0.5, 0.5, 0.5),
+            label_smoothing=0.0,
+        )
+        | data
+    )
+    c.eval = ConfigDict(dict(every_steps=0, batch_size=128, resolutions=()))
+    return c
+
+
+def finish(config: ConfigDict, arg: ConfigDict, encoding: str) -> ConfigDict:
+    """Put in the preset and the seed, match parameters where asked, lock."""
+    name = arg.encoding or encoding
+    config.encoding = ConfigDict({"preset": name, **preset(name)})  # the name is for tables
+    config.seed = arg.seed
+    if name == "rope_matched":
+        match_parameters(config)
+    config.lock()
+    config.encoding.unlock()
+    return config
+
+
+def match_parameters(config):
+    """Widen the MLP by what jo_projected adds: an angle table V·C/2 and depth − 1 heads of F·C/2 + C/2."""
+    m = config.model
+    if m.kind != "lm":
+        raise ValueError("rope_matched matches jo_projected, which needs a language model")
+    half = m.width // 2
+    extra = config.data.vocab * half + (m.depth - 1) * (round(m.mlp_ratio * m.width) + 1) * half
+    unit = m.width * (3 if m.mlp == "swiglu" else 2) + 1  # parameters of one more hidden unit
+    m.mlp_ratio += round(extra / (m.depth * unit)) / m.width

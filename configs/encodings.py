@@ -1,0 +1,65 @@
+"""Presets: the papers' row names -> `config.encoding`. A rotary preset also answers to NAME_qk, NAME_qkv and NAME_v.
+
+Aliases (the same mapping, tested): jo_fixed = rope_qkv, jo_fixed_qk = rope, rope_axial_learned_qkv is JoFormer's
+"axial learned" vision row. `rope_matched` is rope with an MLP widened to jo_projected's parameter count
+(`configs.common` sets the width).
+"""
+
+_ROPE = {"name": "rope", "transport": "qk"}
+_JO = {"name": "joformer", "transport": "qkv"}
+_AXIAL = {**_ROPE, "form": "axial", "base": 100.0, "pairing": "interleaved"}
+_MIXED = {**_ROPE, "form": "mixed", "base": 10.0, "pairing": "interleaved"}
+
+PRESETS = {
+    "none": {"name": "none"},
+    "sinusoidal": {"name": "absolute", "kind": "sinusoidal"},
+    "sincos2d": {"name": "absolute", "kind": "sincos2d"},
+    "learned": {"name": "absolute", "kind": "learned"},
+    "alibi": {"name": "grape_a", "gate": "alibi"},
+    "grape_ap": {"name": "grape_ap"},
+    "rope": _ROPE,
+    "rope_matched": _ROPE,
+    "rope_integer": {**_ROPE, "freq": "integer", "pairing": "interleaved"},
+    "rope_axial": _AXIAL,
+    "rope_axial_learned": {**_AXIAL, "learned": True, "freq_init": "normal", "angle_share_layers": True},
+    "rope_mixed": {**_MIXED, "learned": True},
+    "rope_mixed_fixed": _MIXED,
+    "xpos": {"name": "xpos", "transport": "qk"},
+    "jo_fixed": {**_ROPE, "transport": "qkv"},
+    "jo_learned": {**_ROPE, "transport": "qkv", "learned": True, "angle_share_heads": True},
+    "jo_token": {
+        **_JO,
+        "angle_source": "token_table",
+        "angle_share_layers": True,
+        "angle_bound": "none",
+        "angle_base": "zero",
+        "angle_init": "normal",
+    },
+    "jo_projected": {**_JO, "angle_source": "ffn_flow"},
+    "jo_projected_pointwise": {**_JO, "angle_source": "ffn_flow", "accumulate": "none"},
+    "jo_projected_mlp": {**_JO, "angle_source": "own_mlp"},
+    "jo_projected_wiki": {
+        **_JO,
+        "angle_source": "own_mlp",
+        "angle_hidden_mult": 2.0,
+        "angle_ln": False,
+        "angle_bound": "none",
+        "angle_base": "zero",
+        "angle_init": "normal",
+        "pairing": "interleaved",
+    },
+    "jo_random": {"name": "accumulated", "transport": "qkv"},
+}
+
+
+def preset(name: str) -> dict:
+    """The encoding of a preset name, with its transport suffix; ValueError lists what there is."""
+    stem, _, suffix = name.rpartition("_")
+    if name in PRESETS:
+        return dict(PRESETS[name])
+    if suffix in ("qk", "qkv", "v") and "transport" in PRESETS.get(stem, {}):
+        return {**PRESETS[stem], "transport": suffix}
+    raise ValueError(
+        f"encoding={name}: no such preset; there are {', '.join(sorted(PRESETS))} "
+        "(rotary ones also with _qk, _qkv, _v)"
+    )

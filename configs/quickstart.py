@@ -1,0 +1,27 @@
+"""A small language model on whole Wikipedia articles, and how it fares beyond its training length.
+
+Command: python3 -m jojax.train --config configs/quickstart.py
+Table: none; the scaled-down question of JoFormer's length experiment (train at 128, read at 128 … 1,024)
+Expected: see README; a ratio near 1 for jo_projected, well above 1 for rope (encoding=rope)
+Cost: under 4 minutes on 2 CPU cores
+Arguments: encoding=NAME, seed=N, smoke
+"""
+
+from configs import common
+
+
+def get_config(arg=None):
+    arg = common.parse(arg)
+    c = common.lm(length=128, vocab=2048)
+    c.steps, c.batch_size = 700, 16
+    c.optim.lr, c.optim.warmup_steps, c.optim.encoding_lr = 2e-3, 50, 0.1
+    c.checkpoint.every_steps, c.log.every_steps = 200, 25
+    c.eval.lengths = (128, 256, 512, 1024)
+    if arg.smoke:
+        c.steps, c.optim.warmup_steps, c.eval.lengths = 4, 1, (128, 256)
+    return common.finish(c, arg, "jo_projected")
+
+
+def sweep():
+    for encoding in ("rope", "alibi", "jo_fixed", "jo_projected"):
+        yield {"arg": f"encoding={encoding}"}

@@ -1,0 +1,145 @@
+"""The element (v, R), its composition, and the prefix scan on which every encoding runs.
+
+An element is a vector v with an operator R. Two of them compose to
+
+    (v, R) ∘ (w, S) = (v + R w, R S),
+
+the affine (semidirect) product R^d ⋊ GL(d): associative, with identity (0, I) and inverse (−R⁻¹v, R⁻¹), and
+not commutative. The product of a whole sequence has the content Σ_t A_t v_t, where A_t = R_1 R_2 … R_{t−1} is
+the *exclusive* prefix product: the frame of site t, seen from site 1, knows nothing of R_t itself.
+
+Source: directional non-commutative monoids on one axis (arXiv 2505.15507), JoFormer (arXiv 2506.08652).
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.typing import ArrayLike
+
+Mul = Callable[[Array, Array], Array]
+
+
+class Element(NamedTuple):
+    """(v, R): content [..., d] and operator [..., d, d], over the same leading axes."""
+
+    content: Array
+    operator: Array
+
+
+def widen(x: Array) -> Array:
+    """x in float32 at least (float64 stays): angles, sums and products are never kept in bfloat16."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def product(a: Array, b: Array) -> Array:
+    """The matrix product a b at full precision: by default accelerators round the factors to 8–11 bits."""
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
+
+
+def apply(operator: Array, v: Array) -> Array:
+    """R v for operators [..., d, d] and vectors [..., d]."""
+    return product(operator, v[..., None])[..., 0]
+
+
+def compose(x: Element, y: Element) -> Element:
+    """x ∘ y = (v + R w, R S); leading axes broadcast."""
+    return Element(x.content + apply(x.operator, y.content), product(x.operator, y.operator))
+
+
+def identity(d: int, dtype=jnp.float32) -> Element:
+    """The neutral element (0, I) of width d."""
+    return Element(jnp.zeros(d, dtype), jnp.eye(d, dtype=dtype))
+
+
+def inverse(x: Element) -> Element:
+    """(−R⁻¹ v, R⁻¹), two-sided. R must be invertible; where it is not, the result is not finite."""
+    back = jnp.linalg.inv(x.operator)
+    return Element(-apply(back, x.content), back)
+
+
+def fold(x: Element, axis: int = 0) -> Element:
+    """x_1 ∘ x_2 ∘ … ∘ x_n along `axis` (one of the leading axes), as (Σ_t A_t v_t, A_{n+1})."""
+    eye = jnp.eye(x.content.shape[-1])
+    absolute, _, last = prefix(x.operator, product, eye, axis=axis)
+    return Element(apply(absolute, x.content).sum(axis), last)
+
+
+def prefix(
+    step: Array,
+    mul: Mul,
+    identity: ArrayLike,
+    *,
+    axis: int = 1,
+    restart: Array | None = None,
+    initial: Array | None = None,
+) -> tuple[Array, Array, Array]:
+    """Prefix products along a path: (exclusive, inclusive, last), in float32 or wider.
+
+    Args:
+      step: the operators or sums R_t with time at `axis`: angles [B, L, H, D/2], matrices [B, L, H, b, b], …
+      mul: mul(a, b), the product of an earlier factor a and a later factor b over any leading axes: `jnp.add`
+        for angles, `product` for matrices (R_1 R_2 …), `wrapped_add` for turns. It must be associative.
+      identity: the neutral operator; broadcasts to one site, that is step's shape without the time axis.
+      restart: bool [B, L] (step's shape up to and with the time axis). Where True the product starts anew:
+        nothing of what lies before passes, not even NaN, neither into values nor into gradients.
+      initial: the product of all before this chunk (one site's shape); unused where the first site restarts.
+        With `last` handed on as `initial`, any chunking equals the whole.
+
+    Returns:
+      exclusive: A_t = R_1 … R_{t−1}, shaped as step; `initial` or the identity at the first site.
+      inclusive: A_{t+1} = A_t R_t, shaped as step.
+      last: inclusive at the last site, one site's shape.
+
+    What stands at t is bit for bit independent of the inputs after t. A document in a packed row is bit for
+    bit what it is alone if it starts at a multiple of a power of two ≥ its length (the scan is a tree).
+    Raises ValueError where restart's shape does not fit. Work O(L), depth O(log L).
+    """
+    axis, step = axis % step.ndim, widen(step)
+    site = step.shape[:axis] + step.shape[axis + 1 :]
+    cut, join_up = partial(lax.slice_in_dim, axis=axis), partial(jnp.concatenate, axis=axis)
+
+    def at_site(x: ArrayLike) -> Array:
+        return jnp.expand_dims(jnp.broadcast_to(jnp.asarray(x, step.dtype), site), axis)
+
+    def join(earlier: tuple[Array, Array], later: tuple[Array, Array]) -> tuple[Array, Array]:
+        (begun, a), (fresh, b) = earlier, later
+        a = jnp.where(fresh, one, a)  # before the product: else 0 · NaN would reach b's gradient
+        return begun | fresh, jnp.where(fresh, b, mul(a, b))
+
+    one, never = at_site(identity), jnp.zeros((1,) * step.ndim, bool)
+    before, fresh = one if initial is None else at_site(initial), never
+    if restart is not None:
+        if restart.shape != (path := step.shape[: axis + 1]):
+            raise ValueError(f"restart has the shape {restart.shape}; steps {step.shape} need {path}.")
+        fresh = restart.reshape(restart.shape + (1,) * (step.ndim - axis - 1))
+    if initial is not None:
+        _, first = join((never, before), (cut(fresh, 0, 1), cut(step, 0, 1)))
+        step = join_up([first, cut(step, 1, None)])
+    if restart is None:
+        inclusive = lax.associative_scan(mul, step, axis=axis)
+    else:
+        _, inclusive = lax.associative_scan(join, (fresh, step), axis=axis)
+    exclusive = jnp.where(fresh, one, join_up([before, cut(inclusive, 0, -1)]))
+    return exclusive, inclusive, lax.index_in_dim(inclusive, -1, axis, keepdims=False)
+
+
+def wrapped_add(a: Array, b: Array) -> Array:
+    """a + b in turns (1 = 2π rad), wrapped to [−1/2, 1/2]; the derivative is that of the plain sum.
+
+    Subtracting whole turns is exact in floating point (subtracting 2π is not), and a sum that does not grow
+    keeps its last bits. Largest error, in radians against float64, of float32 prefix sums of the same float32
+    steps 1 + π tanh(0.3 n), n normal, 48 channels:
+
+        steps    plain, in radians    wrapped, in radians    wrapped, in turns
+        4,096    1.4e-3               1.2e-4                 1.4e-5
+        65,536   1.8e-2               1.9e-3                 4.0e-5
+
+    (A plain sum from left to right, in place of the scan's tree, is off by 9e-3 and 0.7.) The rounding of a
+    *constant* step ω is not made by the sum and grows with t in every form: add t·ω in closed form instead.
+    Associative up to whole turns.
+    """
+    total = a + b
+    return total - lax.stop_gradient(jnp.round(total))

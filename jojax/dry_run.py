@@ -1,0 +1,41 @@
+"""What a config would build, without data or memory: shapes, parameters, state memory, missing data."""
+
+import math
+
+import jax
+from clu import parameter_overview
+
+from jojax import loop, result
+from jojax.errors import UserError
+
+
+def report(config, name) -> str:
+    """Text. Traces the whole training step by shape, so a config that cannot run fails here. UserError likewise."""
+    run = loop.Run(config, name, "")
+    jax.eval_shape(run.step_fn, run.like, run.abstract_batch())
+    n = result.count_parameters(run.like.params)
+    split = run.mesh.shape["fsdp"]
+    lines = [
+        parameter_overview.get_parameter_overview(run.like.params, include_stats=False),
+        f"encoding: {config.encoding.to_dict()}",
+        f"parameters: {n['total']:,} (body {n['body']:,}, encoding {n['encoding']:,})",
+        f"memory of the state: {megabytes(run.like)} in all (parameters {megabytes(run.like.params)}, optimiser "
+        f"{megabytes(run.like.opt_state)}), gradients {megabytes(run.like.params)}; large arrays split by fsdp = {split}",
+        f"batch: {megabytes(run.abstract_batch())}, {run.job.units_per_step:,} {run.job.unit} a step; "
+        f"{config.steps:,} steps = {config.steps * run.job.units_per_step:,} {run.job.unit}",
+        *data_report(run.job),
+    ]
+    return "\n".join(lines)
+
+
+def megabytes(tree) -> str:
+    return f"{sum(math.prod(t.shape) * t.dtype.itemsize for t in jax.tree.leaves(tree)) / 2**20:,.1f} MiB"
+
+
+def data_report(job):
+    for split, open_split in (("train", job.train_source), ("valid", job.valid_source)):
+        try:
+            source, _ = open_split()
+            yield f"{split} split: {len(source):,} rows"
+        except UserError as error:
+            yield f"{split} split missing: {error}"

@@ -1,0 +1,159 @@
+"""The contract of an encoding: what it may look at (Context), what it answers (Journey), and its hooks (Encoding).
+
+One attention formula serves every encoding (`jojax.models.attention`):
+
+    c_k = Σ_j softmax_j(q_kᵀ P_{j→k} k_j /√d + b_kj) P_{j→k} v_j,      P_{j→k} = A_k⁻¹ A_j
+
+so an encoding never touches q, k or v. It says for every site what the frame A_i is, whether values travel
+through it, and what bias the path adds.
+
+Shapes: B rows, L sites, A coordinate axes, H query heads, G key heads (G divides H; one frame serves the H/G
+query heads of its group), D head width, C model width.
+"""
+
+import dataclasses
+from typing import Any, Protocol
+
+import flax.linen as nn
+import jax.numpy as jnp
+from flax import struct
+
+from jojax.algebra import elements
+from jojax.encodings.frames import PlaneFrame
+from jojax.errors import UserError
+
+TRANSPORTS = ("qk", "qkv", "v", "none")
+
+
+@struct.dataclass
+class Context:
+    """All that an encoding may look at. `prefix` is what this block's encoding handed on after the tokens before
+    this chunk; use it through `path_sum` (a restart forgets it), so that zeros start a sequence."""
+
+    position: Any  # [B, L, A] float32 or wider: coordinates, explicit data
+    restart: Any  # [B, L] bool: a document starts here
+    segment: Any  # [B, L] int32: the document's number (-1 = padding)
+    placed: Any = None  # [B, L] bool; False = a token without a place (class token); None = all have one
+    tokens: Any = None  # [B, L] int32
+    residual: Any = None  # [B, L, C] the block's input before its norm
+    x: Any = None  # [B, L, C] the block's normalised input
+    q: Any = None  # [B, L, H, D] before transport, after QK-norm where there is one
+    k: Any = None  # [B, L, G, D] likewise
+    prefix: Any = None
+    train: bool = struct.field(pytree_node=False, default=False)
+
+
+class Step(Protocol):
+    """One block of an edge's path sum; a frozen dataclass, so that it is static and hashable under jit."""
+
+    def __call__(self, state, query, key, visible) -> tuple:
+        """(state [B,H,Lq], query [B,Lq,H,r], key block [B,Lk,G,s], visible [B,Lq,Lk]) -> bias [B,H,Lq,Lk], state."""
+
+
+@struct.dataclass
+class Edge:
+    """A path sum that is no low-rank lift. Key blocks run last to first, the state starts at zero."""
+
+    query: Any  # [B, L, H, r]
+    key: Any  # [B, L, G, s], cached beside the keys
+    step: Step = struct.field(pytree_node=False)
+
+
+@struct.dataclass
+class Journey:
+    """What an encoding answers, in every block."""
+
+    frame: Any = None  # A for queries (dual) and keys (apply)
+    value_frame: Any = None  # A for values; None = values stay
+    lift: Any = None  # (query [B,L,H,r], key [B,L,G,r]): b_kj = Σ_r query_k key_j, float32 or wider
+    edge: Edge | None = None
+    prefix: Any = None  # state after this chunk
+    restore: bool = struct.field(
+        pytree_node=False, default=True
+    )  # bring the values home: A_k⁻¹ before the output
+
+
+@dataclasses.dataclass(frozen=True)
+class Dims:
+    """The model's sizes, as an encoding sees them."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    width: int
+    depth: int
+    axes: int = 1
+    vocab: int = 0  # 0 = the model has no tokens
+    length: int = 0  # training length in sites (text); bounds tables
+    grid: tuple[int, ...] = ()  # training grid (vision)
+    causal: bool = True
+
+    def __post_init__(self):
+        if self.kv_heads < 1 or self.heads % self.kv_heads:
+            raise UserError(f"model.kv_heads = {self.kv_heads} must divide model.heads = {self.heads}")
+
+
+class Encoding(nn.Module):
+    """Base of all encodings, itself the encoding that adds nothing. Subclasses' fields are the options.
+
+    Hooks are `@nn.compact`; give every submodule and parameter in a hook its own `name` (automatic names restart
+    in each hook and would be silently shared). Parameters made in `advance` must have names that start with
+    "advance": the last block advances to nobody, and the model does not store them for it.
+    """
+
+    dims: Dims
+    dtype: Any = jnp.float32
+    transport: str = "qk"
+
+    # Claims. The tests verify each one and that what is not claimed does fail.
+    RELATIVE = True  # logits depend on differences of coordinates only
+    NORM_PRESERVING = True  # frames are orthogonal
+    CAUSAL_ONLY = False  # needs an order
+    BOUNDED_LENGTH = False  # has no answer beyond the training length or grid
+    STREAMS = True  # chunks with the prefix handed on equal the whole
+    FLAT = True  # the journey between two sites does not depend on the path
+
+    def begin(self, x, ctx):
+        """Once, before the blocks: x [B, L, C], Context -> x, shared, carry.
+
+        shared: read by all blocks; carry: changes from block to block; both pytrees of arrays or None."""
+        return x, None, None
+
+    def journey(self, shared, carry, ctx) -> Journey:
+        """In every block, with the block's normalised input, queries and keys in the context."""
+        return Journey()
+
+    def advance(self, shared, carry, hidden, ctx):
+        """After a block's MLP; hidden [B, L, F] is its activation. -> the carry of the next block."""
+        return carry
+
+    def travel(self, frame, **rest) -> Journey:
+        """The journey of `frame` as `transport` asks: over queries and keys, values, both or neither."""
+        if self.transport not in TRANSPORTS:
+            raise UserError(f"encoding.transport = {self.transport!r}: choose from {', '.join(TRANSPORTS)}")
+        scores = frame if "qk" in self.transport else None
+        values = frame if "v" in self.transport else None
+        return Journey(frame=scores, value_frame=values, **rest)
+
+    def plane_frame(self, angles, **rest) -> PlaneFrame:
+        if self.dims.head_dim % 2:
+            raise UserError(
+                f"model.head_dim = {self.dims.head_dim}: rotary encodings pair dimensions, make it even"
+            )
+        return PlaneFrame(angles, **rest)
+
+
+def wide(dtype):
+    """The dtype for angles, sums and gates: at least float32, float64 stays."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def path_sum(step, ctx: Context, add=jnp.add):
+    """Sums along the path, within documents, going on from `ctx.prefix`.
+
+    step [B, L, ...] -> exclusive [B, L, ...], inclusive [B, L, ...], last [B, ...]; at least float32.
+    `add` combines two partial sums (earlier, later)."""
+    step = step.astype(wide(step.dtype))
+    return elements.prefix(
+        step, add, jnp.zeros((), step.dtype), axis=1, restart=ctx.restart, initial=ctx.prefix
+    )

@@ -1,0 +1,48 @@
+"""Frames: the operator A_i of every site, applied to heads. All computed in float32 or wider, returned in x's dtype."""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import struct
+
+from jojax.algebra import operators
+
+
+@struct.dataclass
+class PlaneFrame:
+    """A_i = exp(s_i) R(θ_i): a rotation in each plane, times a positive factor a plane where `log_scale` is given.
+
+    x is [B, L, G, D], or [B, L, G, H/G, D] for queries that share a key head's frame."""
+
+    angles: Any  # [B, L, G or 1, D/2] radians
+    log_scale: Any = None  # [B, L, G or 1, D/2]; None = orthogonal
+    pairing: str = struct.field(pytree_node=False, default="half")
+
+    def apply(self, x):
+        """A x"""
+        return self._turn(x, 1, 1)
+
+    def invert(self, x):
+        """A⁻¹ x"""
+        return self._turn(x, -1, -1)
+
+    def dual(self, x):
+        """A⁻ᵀ x: for queries, so that dual(q)ᵀ apply(k) = qᵀ A_q⁻¹ A_k k."""
+        return self._turn(x, 1, -1)
+
+    def where(self, placed):
+        """The identity where `placed` [B, L] is False."""
+        mask = placed[..., None, None]
+        scale = None if self.log_scale is None else jnp.where(mask, self.log_scale, 0)
+        return self.replace(angles=jnp.where(mask, self.angles, 0), log_scale=scale)
+
+    def _turn(self, x, turn, power):
+        angles, scale = (
+            t if t is None or t.ndim == x.ndim else t[..., None, :] for t in (self.angles, self.log_scale)
+        )
+        y = operators.rotate(x, turn * angles, self.pairing)
+        if scale is None:
+            return y
+        factor = jnp.exp(power * scale)
+        both = jnp.concatenate([factor, factor], -1) if self.pairing == "half" else jnp.repeat(factor, 2, -1)
+        return (y * both).astype(x.dtype)

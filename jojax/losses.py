@@ -1,0 +1,36 @@
+"""Losses as sums and counts; a mean is taken once, over all tokens of the (accumulated, global) batch."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+
+def cross_entropy(logits: Array, labels: Array, smoothing: float = 0.0) -> Array:
+    """Negative log-likelihood of each example, in float32 or wider.
+
+    logits [..., V], labels [...] integers in [0, V). With label smoothing ε the target is (1-ε)·onehot + ε/V
+    (Szegedy et al. 2016, section 7). A label outside [0, V) gives NaN, so a wrong label stops the run unless
+    its weight in `sums` is 0 (padding).
+    """
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    classes = logits.shape[-1]
+    labels = jnp.where(labels < 0, classes, labels)  # negative indices would wrap around to valid classes
+    picked = jnp.take_along_axis(logits, labels[..., None], axis=-1, mode="fill", fill_value=jnp.nan)[..., 0]
+    nll = jax.nn.logsumexp(logits, axis=-1) - (1 - smoothing) * picked
+    if smoothing:
+        nll = nll - smoothing * logits.mean(-1)
+    return nll
+
+
+def sums(nll: Array, weight: Array | None = None) -> tuple[Array, Array]:
+    """(Σ weight·nll, Σ weight) over all entries; entries of weight 0 count for nothing even where nll is not
+    finite.
+
+    nll [...] (or anything else to be summed, a bool `correct`), weight [...] (bool or number, broadcast to
+    nll) or None = all ones. Scalars in float32 or wider.
+    """
+    nll = nll.astype(jnp.promote_types(nll.dtype, jnp.float32))
+    if weight is None:
+        return nll.sum(), jnp.asarray(nll.size, nll.dtype)
+    weight = jnp.broadcast_to(weight, nll.shape).astype(nll.dtype)
+    return jnp.where(weight == 0, 0, weight * nll).sum(), weight.sum()

@@ -1,0 +1,169 @@
+"""The pre-norm transformer block: norm → attention through the encoding's journey → norm → MLP.
+
+Names: B rows, L sites, C width, H query heads, G key heads, R = H/G, D head width, F MLP width.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import lax
+
+from jojax.encodings.base import Context, Dims
+from jojax.errors import UserError
+from jojax.models import attention
+from jojax.models.attention import Sites
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What a block is made of; `dims` are the sizes that the encoding sees too."""
+
+    dims: Dims
+    mlp_ratio: float = 4.0
+    mlp: str = "gelu"  # gelu | swiglu
+    norm: str = "layernorm"  # layernorm | rmsnorm
+    qk_norm: str = "none"  # none | before | after transport
+    bias: bool = True
+    eps: float = 1e-5
+    dropout: float = 0.0
+    init_std: float = 0.02
+    attention: str = "auto"
+    dtype: Any = "float32"
+
+    def __post_init__(self):
+        for key, valid in (
+            ("mlp", ("gelu", "swiglu")),
+            ("norm", ("layernorm", "rmsnorm")),
+            ("qk_norm", ("none", "before", "after")),
+        ):
+            if getattr(self, key) not in valid:
+                raise UserError(f"model.{key} = {getattr(self, key)!r}: choose from {', '.join(valid)}")
+
+    def make_norm(self, name):
+        if self.norm == "rmsnorm":
+            return nn.RMSNorm(epsilon=self.eps, dtype=self.dtype, name=name)
+        return nn.LayerNorm(epsilon=self.eps, dtype=self.dtype, use_bias=self.bias, name=name)
+
+    def dense(self, features, name, axis=-1):
+        init = nn.initializers.normal(self.init_std)
+        return nn.DenseGeneral(
+            features, axis=axis, use_bias=self.bias, dtype=self.dtype, kernel_init=init, name=name
+        )
+
+
+class Block(nn.Module):
+    spec: Spec
+    encoding: Callable
+    advances: bool = True  # False in a model of one block: nobody reads what it would hand on
+    capacity: int = 0  # > 0: keys and values go to a cache of so many sites
+
+    @nn.compact
+    def __call__(self, state, scanned, ctx: Context, shared, sites: tuple[Sites, Sites], at):
+        """state (x [B, L, C], carry); scanned (past, drop-path rate), each may be None; sites of the queries and of
+        the keys; at: arrival index of the first site. -> state, the new past or None."""
+        x, carry = state
+        past, drop_rate = scanned
+        encoding = self.encoding(name="encoding")
+        attended, new_past = self.attend(encoding, x, carry, ctx, shared, sites, at, past)
+        x = x + self.drop(attended, drop_rate, ctx.train)
+        out, hidden = self.feed_forward(self.spec.make_norm("norm_mlp")(x), ctx.train)
+        x = x + self.drop(out, drop_rate, ctx.train)
+        if self.advances:
+            carry = encoding.advance(shared, carry, hidden, ctx)
+        return (x, carry), new_past
+
+    def attend(self, encoding, x, carry, ctx, shared, sites, at, past):
+        spec, dims = self.spec, self.spec.dims
+        h = spec.make_norm("norm_attention")(x)
+        q = spec.dense((dims.heads, dims.head_dim), "query")(h)
+        k = spec.dense((dims.kv_heads, dims.head_dim), "key")(h)
+        v = spec.dense((dims.kv_heads, dims.head_dim), "value")(h)
+        if spec.qk_norm == "before":
+            q, k = self.qk_norm(q, k)
+        ctx = ctx.replace(residual=x, x=h, q=q, k=k, prefix=None if past is None else past["encoding"])
+        journey = encoding.journey(shared, carry, ctx)
+        q = q.reshape(*q.shape[:2], dims.kv_heads, -1, dims.head_dim)
+        q, k, v, home = self.transport(journey, q, k, v, ctx.placed)
+        keys = {"key": k, "value": v, "edge": None if journey.edge is None else journey.edge.key}
+        new = None
+        if self.capacity:
+            keys = self.store(keys, past, at)
+            new = {"cache": keys, "encoding": journey.prefix}
+        o = attention.attend(
+            q,
+            keys["key"],
+            keys["value"],
+            *sites,
+            causal=dims.causal,
+            scale=dims.head_dim**-0.5,
+            edge=journey.edge,
+            edge_key=keys["edge"],
+            implementation=spec.attention,
+        )
+        o = home(o).reshape(*x.shape[:2], dims.heads, dims.head_dim)
+        out = spec.dense(x.shape[-1], "out", axis=(-2, -1))(o)
+        return nn.Dropout(spec.dropout, deterministic=not ctx.train)(out), new
+
+    def transport(self, journey, q, k, v, placed):
+        """q, k, v in the frames of their sites, biases as features; and the way home for the output."""
+
+        def placed_frame(frame):
+            return frame if frame is None or placed is None else frame.where(placed)
+
+        frame, value_frame = placed_frame(journey.frame), placed_frame(journey.value_frame)
+        if frame is not None:
+            q, k = frame.dual(q), frame.apply(k)
+        if self.spec.qk_norm == "after":
+            q, k = self.qk_norm(q, k)
+        if journey.lift is not None:
+            lift = journey.lift
+            if placed is not None:
+                lift = tuple(jnp.where(placed[..., None, None], t, 0) for t in lift)
+            q, k = attention.with_lift(q, k, lift, self.spec.dims.head_dim)
+        if value_frame is None:
+            return q, k, v, lambda o: o
+        return q, k, value_frame.apply(v), value_frame.invert if journey.restore else lambda o: o
+
+    def qk_norm(self, q, k):
+        """RMS norm over the head width, one gain for all heads."""
+        return (
+            nn.RMSNorm(epsilon=self.spec.eps, dtype=self.spec.dtype, name=n)(t)
+            for n, t in (("norm_q", q), ("norm_k", k))
+        )
+
+    def store(self, keys, past, at):
+        def put(buffer, new):
+            return lax.dynamic_update_slice_in_dim(buffer, new.astype(buffer.dtype), at, axis=1)
+
+        if past is None:
+            empty = jax.tree.map(
+                lambda t: jnp.zeros((t.shape[0], self.capacity, *t.shape[2:]), t.dtype), keys
+            )
+        else:
+            empty = past["cache"]
+        return jax.tree.map(put, empty, keys)
+
+    def feed_forward(self, x, train):
+        """-> output [B, L, C], activation [B, L, F] (what `advance` reads)."""
+        spec = self.spec
+        F = round(spec.mlp_ratio * spec.dims.width)
+        up = spec.dense(F, "mlp_in")(x)
+        if spec.mlp == "swiglu":
+            hidden = nn.silu(spec.dense(F, "mlp_gate")(x)) * up
+        else:
+            hidden = nn.gelu(up, approximate=False)
+        out = spec.dense(x.shape[-1], "mlp_out")(hidden)
+        return nn.Dropout(spec.dropout, deterministic=not train)(out), hidden
+
+    def drop(self, branch, rate, train):
+        """Stochastic depth: leave the whole branch out for an example, with probability `rate` (an array)."""
+        if not train or rate is None:
+            return branch
+        keep = 1 - rate
+        shape = (branch.shape[0],) + (1,) * (branch.ndim - 1)
+        mask = jax.random.bernoulli(self.make_rng("dropout"), keep, shape)
+        return branch * (mask / keep).astype(branch.dtype)

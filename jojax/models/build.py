@@ -1,0 +1,69 @@
+"""From a config to a model: `build(config)` reads `config.model`, `config.encoding`, `attention`, `dtype` and sizes."""
+
+from jojax import encodings
+from jojax.encodings.base import Dims
+from jojax.errors import UserError
+from jojax.models.block import Spec
+from jojax.models.lm import LM
+from jojax.models.vit import ViT, grid_of
+
+DTYPES = ("float32", "bfloat16", "float64")
+
+
+def pair(value) -> tuple[int, int]:
+    return (int(value), int(value)) if isinstance(value, int) else tuple(value)
+
+
+def dims_of(config) -> Dims:
+    m = config.model
+    heads, width = m.heads, m.width
+    if m.kind not in ("lm", "vit"):
+        raise UserError(f"model.kind = {m.kind!r}: choose from lm, vit")
+    if not m.head_dim and width % heads:
+        raise UserError(
+            f"model.width = {width} is not divisible by model.heads = {heads}: change one, or set head_dim"
+        )
+    common = dict(
+        heads=heads,
+        kv_heads=m.kv_heads or heads,
+        head_dim=m.head_dim or width // heads,
+        width=width,
+        depth=m.depth,
+    )
+    if m.kind == "lm":
+        return Dims(**common, vocab=config.data.vocab, length=config.data.length)
+    grid = grid_of(pair(config.data.image_size), pair(m.patch))
+    return Dims(**common, axes=2, grid=grid, causal=False)
+
+
+def build(config) -> LM | ViT:
+    if config.dtype not in DTYPES:
+        raise UserError(f"dtype = {config.dtype!r}: choose from {', '.join(DTYPES)}")
+    m, dims = config.model, dims_of(config)
+    spec = Spec(
+        dims=dims,
+        dtype=config.dtype,
+        attention=config.attention,
+        **{k: m[k] for k in ("mlp_ratio", "mlp", "norm", "qk_norm", "bias", "eps", "dropout", "init_std")},
+    )
+    encoding = encodings.build(config.encoding, dims, config.dtype)
+    if m.kind == "lm":
+        return LM(
+            spec,
+            encoding,
+            tied=m.tied,
+            head_bias=m.head_bias,
+            loss_chunk=m.loss_chunk,
+            scan=m.scan,
+            remat=m.remat,
+        )
+    return ViT(
+        spec,
+        encoding,
+        classes=config.data.classes,
+        patch=pair(m.patch),
+        pool=m.pool,
+        drop_path=m.drop_path,
+        scan=m.scan,
+        remat=m.remat,
+    )

@@ -1,0 +1,135 @@
+"""The causal language model: embedding → blocks → norm → head. One method trains, evaluates and streams.
+
+Rows may hold several documents (`segment`); attention, path sums and restarts keep them apart. Streaming: call with
+`capacity` (and `past` from the second chunk on); any split into chunks equals the whole.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import lax
+
+from jojax.encodings.base import Context, wide
+from jojax.errors import UserError
+from jojax.losses import cross_entropy
+from jojax.models import stack
+from jojax.models.attention import EMPTY, Sites
+from jojax.models.block import Spec
+
+
+class Head(nn.Module):
+    """Logits [B, L, V], or the loss of given targets in chunks of sites, so that long logits never stand whole."""
+
+    spec: Spec
+    bias: bool = True
+    chunk: int = 512
+
+    @nn.compact
+    def __call__(self, x, table=None, targets=None):
+        V = self.spec.dims.vocab
+        if table is None:
+            init = nn.initializers.normal(self.spec.init_std)
+            kernel = self.param("kernel", init, (x.shape[-1], V))
+        else:
+            kernel = table.T
+        bias = self.param("bias", nn.initializers.zeros, (V,)) if self.bias else jnp.zeros((V,))
+
+        def logits(x):
+            y = jnp.einsum("blc,cv->blv", x, kernel.astype(x.dtype), preferred_element_type=wide(x.dtype))
+            return y + bias.astype(y.dtype)
+
+        if targets is None:
+            return logits(x)
+
+        L = x.shape[1]
+        if self.chunk >= L:
+            return cross_entropy(logits(x), targets)
+
+        @jax.checkpoint
+        def nll(part):
+            return cross_entropy(logits(part[0]), part[1])
+
+        pad = -L % self.chunk
+        x = jnp.pad(x, ((0, 0), (0, pad), (0, 0))).reshape(x.shape[0], -1, self.chunk, x.shape[-1])
+        targets = jnp.pad(targets, ((0, 0), (0, pad))).reshape(targets.shape[0], -1, self.chunk)
+        out = lax.map(nll, (x.swapaxes(0, 1), targets.swapaxes(0, 1)))
+        return out.swapaxes(0, 1).reshape(x.shape[0], -1)[:, :L]
+
+
+class LM(nn.Module):
+    spec: Spec
+    encoding: Callable
+    tied: bool = False
+    head_bias: bool = True
+    loss_chunk: int = 512
+    scan: bool = True
+    remat: bool = False
+
+    @nn.compact
+    def __call__(
+        self, tokens, *, position=None, segment=None, targets=None, past=None, capacity=0, train=False
+    ):
+        """tokens [B, L] int; position [B, L] (default: arrival); segment [B, L] int, the document (default: the row).
+
+        -> logits [B, L, V] float32, or with targets [B, L] the loss of each in nats, [B, L];
+        with `capacity` > 0 (sites that the cache holds) a pair (that, past of the next chunk).
+        Needs rngs 'dropout' and 'encoding' when train."""
+        spec = self.spec
+        dtype = jnp.dtype(spec.dtype)
+        B, L = tokens.shape
+        at = 0 if past is None else past["at"]
+        if position is None:
+            position = jnp.broadcast_to(at + jnp.arange(L), (B, L))
+        document = jnp.broadcast_to(jnp.arange(B)[:, None], (B, L)) if segment is None else segment
+        ctx = Context(
+            position=position[..., None].astype(wide(dtype)),
+            restart=restarts(document, past),
+            segment=document,
+            tokens=tokens,
+            train=train,
+        )
+        arrival = at + jnp.arange(L)
+        queries = keys = Sites(arrival, segment)
+        if capacity:
+            slots = jnp.full((B, capacity), EMPTY, document.dtype) if past is None else past["segment"]
+            slots = lax.dynamic_update_slice_in_dim(slots, document, at, axis=1)
+            queries, keys = Sites(arrival, document), Sites(jnp.arange(capacity), slots)
+        init = nn.initializers.normal(spec.init_std)
+        embed = nn.Embed(spec.dims.vocab, spec.dims.width, dtype=dtype, embedding_init=init, name="embed")
+        encoding = self.encoding(name="encoding")
+        if encoding.BOUNDED_LENGTH and capacity > spec.dims.length:
+            raise UserError(
+                f"this encoding ends at {spec.dims.length} positions; a cache of {capacity} is beyond it"
+            )
+        x, shared, carry = encoding.begin(embed(tokens), ctx)
+        x = nn.Dropout(spec.dropout, deterministic=not train)(x)
+        x, blocks = stack.run(
+            self,
+            (x, carry),
+            ctx,
+            shared,
+            (queries, keys),
+            spec=spec,
+            encoding=self.encoding,
+            scan=self.scan,
+            remat=self.remat,
+            past=None if past is None else past["blocks"],
+            at=at,
+            capacity=capacity,
+        )
+        x = spec.make_norm("norm")(x)
+        head = Head(spec, self.head_bias, self.loss_chunk, name="head")
+        out = head(x, embed.embedding if self.tied else None, targets)
+        if not capacity:
+            return out
+        return out, {"blocks": blocks, "at": at + L, "last": document[:, -1:], "segment": slots}
+
+
+def restarts(document, past):
+    """[B, L] bool: where a document begins. The first site of a first chunk always does."""
+    first = jnp.ones_like(document[:, :1], bool)
+    if past is not None:
+        first = (past["at"] == 0) | (document[:, :1] != past["last"])
+    return jnp.concatenate([first, document[:, 1:] != document[:, :-1]], axis=1)

@@ -1,0 +1,82 @@
+"""The vision transformer: patches → blocks → class token or average → head. Grids need not be square."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jojax.encodings.base import Context, wide
+from jojax.errors import UserError
+from jojax.models import stack
+from jojax.models.attention import Sites
+from jojax.models.block import Spec
+
+
+def grid_of(image_shape, patch):
+    """(height, width) in patches; UserError where the image is no whole number of patches."""
+    (H, W), (h, w) = image_shape, patch
+    if H % h or W % w:
+        raise UserError(
+            f"an image of {H}×{W} has no whole number of {h}×{w} patches: change model.patch or the size"
+        )
+    return H // h, W // w
+
+
+class ViT(nn.Module):
+    spec: Spec
+    encoding: Callable
+    classes: int
+    patch: tuple[int, int] = (16, 16)
+    pool: str = "cls"  # cls | mean
+    drop_path: float = 0.0
+    scan: bool = True
+    remat: bool = False
+
+    @nn.compact
+    def __call__(self, image, *, offset=(0.0, 0.0), train=False):
+        """image [B, height, width, 3]; offset (y, x) added to all coordinates, in patches. -> logits [B, classes]."""
+        spec = self.spec
+        if self.pool not in ("cls", "mean"):
+            raise UserError(f"model.pool = {self.pool!r}: choose from cls, mean")
+        grid = grid_of(image.shape[1:3], self.patch)
+        B, C = image.shape[0], spec.dims.width
+        init = nn.initializers.normal(spec.init_std)
+        x = nn.Conv(
+            C, self.patch, self.patch, padding="VALID", dtype=spec.dtype, kernel_init=init, name="patches"
+        )(image.astype(spec.dtype))
+        x = x.reshape(B, -1, C)
+        position = jnp.stack(jnp.meshgrid(*map(jnp.arange, grid), indexing="ij"), -1).reshape(-1, 2)
+        position = position.astype(wide(spec.dtype)) + jnp.asarray(offset, wide(spec.dtype))
+        placed = None
+        if self.pool == "cls":
+            token = self.param("cls", init, (1, 1, C)).astype(x.dtype)
+            x = jnp.concatenate([jnp.broadcast_to(token, (B, 1, C)), x], 1)
+            position = jnp.concatenate([jnp.zeros_like(position[:1]), position])
+            placed = jnp.broadcast_to(jnp.arange(x.shape[1]) > 0, x.shape[:2])
+        L = x.shape[1]
+        ctx = Context(
+            position=jnp.broadcast_to(position, (B, L, 2)),
+            restart=jnp.broadcast_to(jnp.arange(L) == 0, (B, L)),
+            segment=jnp.broadcast_to(jnp.arange(B)[:, None], (B, L)),
+            placed=placed,
+            train=train,
+        )
+        x, shared, carry = self.encoding(name="encoding").begin(x, ctx)
+        x = nn.Dropout(spec.dropout, deterministic=not train)(x)
+        sites = Sites(jnp.arange(L), None)
+        x, _ = stack.run(
+            self,
+            (x, carry),
+            ctx,
+            shared,
+            (sites, sites),
+            spec=spec,
+            encoding=self.encoding,
+            scan=self.scan,
+            remat=self.remat,
+            drop_path=self.drop_path,
+        )
+        x = spec.make_norm("norm")(x)
+        x = x[:, 0] if self.pool == "cls" else x.mean(1)
+        head = nn.Dense(self.classes, kernel_init=init, name="head")
+        return head(x.astype(wide(spec.dtype)))

@@ -1,0 +1,156 @@
+"""What is trained: a model with its data, loss and exact metrics, the same five answers for text and for images."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jojax import losses, metrics
+from jojax.data import corpus, image, source, windows
+from jojax.errors import UserError
+from jojax.models import build
+
+
+@dataclasses.dataclass(eq=False)
+class Task:
+    """Base. `aux` names the sums that `loss` returns beside Σ nll and count."""
+
+    config: Any
+    model: Any
+
+    unit = ""
+    aux = ()
+
+    @functools.cached_property
+    def evaluate_step(self):
+        """`evaluate`, compiled once."""
+        return jax.jit(self.evaluate)
+
+    @functools.cached_property
+    def valid(self):
+        """The valid split, opened once: a source and its transform."""
+        return self.valid_source()
+
+    def apply(self, params, *args, **kw):
+        return self.model.apply({"params": params}, *args, **kw)
+
+
+class Text(Task):
+    unit = "tokens"
+
+    @property
+    def units_per_step(self):
+        return self.config.batch_size * self.config.data.length
+
+    def init(self, key):
+        """Parameters; sizes do not depend on the example."""
+        return self.model.init(key, jnp.zeros((1, 2), jnp.int32))["params"]
+
+    def nll(self, params, batch, rngs=None, train=False):
+        """[B, L] nats, float32 or wider."""
+        keys = ("position", "segment", "targets")
+        given = {k: batch[k] for k in keys}
+        return self.apply(params, batch["tokens"], **given, train=train, rngs=rngs)
+
+    def loss(self, params, batch, rngs, train):
+        return *losses.sums(self.nll(params, batch, rngs, train), batch["weight"]), {}
+
+    def evaluate(self, params, batch, token_bytes):
+        nll = self.nll(params, batch)
+        return metrics.Text.single_from_model_output(
+            nll=nll, bytes=token_bytes[batch["targets"]], mask=batch["weight"] > 0
+        )
+
+    def batch_shapes(self, B):
+        L = self.config.data.length
+        shapes = {
+            k: jax.ShapeDtypeStruct((B, L), jnp.int32) for k in ("tokens", "targets", "position", "segment")
+        }
+        return shapes | {"weight": jax.ShapeDtypeStruct((B, L), jnp.float32)}
+
+    def train_source(self):
+        """A random-access source and its augmentation (None)."""
+        return windows.PackedRows(self.corpus("train"), self.config.data.length), None
+
+    def valid_source(self):
+        return windows.split_windows(
+            self.corpus("valid"), self.config.data.length, self.config.eval.document_tokens
+        ), None
+
+    @functools.cache  # noqa: B019 — a task lives as long as its run
+    def corpus(self, split):
+        return corpus.build_corpus(self.config.data, split)
+
+    def eval_constants(self):
+        """What `evaluate` reads beside the batch: bytes of text that each token stands for, [V]."""
+        table = np.zeros(self.config.data.vocab, np.int32)
+        own = corpus.open_tokenizer(self.config.data).token_bytes
+        table[: len(own)] = own
+        return table
+
+
+class Images(Task):
+    unit = "images"
+    aux = ("accuracy",)
+
+    @property
+    def units_per_step(self):
+        return self.config.batch_size
+
+    @property
+    def size(self):
+        return image.image_size(self.config.data)
+
+    def init(self, key):
+        return self.model.init(key, jnp.zeros((1, *self.size, 3)))["params"]
+
+    def logits(self, params, batch, rngs=None, train=False, offset=(0.0, 0.0)):
+        """[B, classes]"""
+        return self.apply(params, batch["image"], offset=offset, train=train, rngs=rngs)
+
+    def loss(self, params, batch, rngs, train):
+        logits = self.logits(params, batch, rngs, train)
+        nll = losses.cross_entropy(logits, batch["label"], self.config.data.label_smoothing)
+        correct, _ = losses.sums(logits.argmax(-1) == batch["label"], batch["weight"])
+        return *losses.sums(nll, batch["weight"]), {"accuracy": correct}
+
+    def evaluate(self, params, batch, offset):
+        logits = self.logits(params, batch, offset=offset)
+        nll = losses.cross_entropy(logits, batch["label"])
+        return metrics.Images.single_from_model_output(
+            nll=nll, correct=logits.argmax(-1) == batch["label"], mask=batch["weight"] > 0
+        )
+
+    def batch_shapes(self, B):
+        return {
+            "image": jax.ShapeDtypeStruct((B, *self.size, 3), jnp.float32),
+            "label": jax.ShapeDtypeStruct((B,), jnp.int32),
+            "weight": jax.ShapeDtypeStruct((B,), jnp.float32),
+        }
+
+    def train_source(self):
+        data = self.config.data
+        return self.checked(source.open_source(data, data.train_split)), image.image_train_transform(data)
+
+    def valid_source(self):
+        data = self.config.data
+        return self.checked(source.open_source(data, data.valid_split)), image.image_eval_transform(data)
+
+    def checked(self, images):
+        if images.classes is not None and images.classes > self.config.data.classes:
+            raise UserError(
+                f"the data has {images.classes} classes, data.classes = {self.config.data.classes}: raise it"
+            )
+        return images
+
+    def eval_constants(self):
+        """The coordinate offset (y, x), in patches."""
+        return np.zeros(2, np.float32)
+
+
+def make(config) -> Text | Images:
+    model = build.build(config)
+    return (Text if config.model.kind == "lm" else Images)(config, model)

@@ -1,0 +1,221 @@
+"""What a run leaves in its workdir: TensorBoard events (clu), metrics.jsonl, result.json; and the terminal's
+lines."""
+
+import json
+import math
+import os
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jojax.clock import format_seconds
+from jojax.errors import UserError
+
+Scalar = Any  # float, int, NumPy or JAX scalar
+
+
+class _SummaryWriter:
+    """clu's SummaryWriter over tensorboardX: the part of its interface that writes without TensorFlow."""
+
+    def __init__(self, logdir: str, purge_step: int | None = None):
+        import tensorboardX
+
+        self._writer = tensorboardX.SummaryWriter(str(logdir), purge_step=purge_step)
+
+    def write_scalars(self, step: int, scalars: Mapping[str, Scalar]):
+        for key, value in scalars.items():
+            self._writer.add_scalar(key, float(value), step)
+
+    def write_texts(self, step: int, texts: Mapping[str, str]):
+        for key, value in texts.items():
+            self._writer.add_text(key, value, step)
+
+    def write_images(self, step: int, images: Mapping[str, Any]):
+        for key, value in images.items():
+            self._writer.add_images(key, np.asarray(value), step, dataformats="NHWC")
+
+    def write_histograms(self, step: int, arrays: Mapping[str, Any], num_buckets=None):
+        for key, value in arrays.items():
+            self._writer.add_histogram(key, np.asarray(value), step)
+
+    def write_hparams(self, hparams: Mapping[str, Any]):
+        self._writer.add_text("hparams", json.dumps(plain(hparams), indent=1), 0)
+
+    def flush(self):
+        self._writer.flush()
+
+    def close(self):
+        self._writer.close()
+
+
+def metric_writers():
+    """clu.metric_writers without TensorFlow: its only use of it, summary_writer, is given to it
+    beforehand."""
+    name = "clu.metric_writers.summary_writer"
+    if name not in sys.modules:
+        module = types.ModuleType(name)
+        module.__dict__["SummaryWriter"] = _SummaryWriter
+        sys.modules[name] = module
+    from clu import metric_writers as clu_writers
+
+    return clu_writers
+
+
+class Writer:
+    """Writes the numbers of a run; on processes other than the first it does nothing.
+
+    start: the step that a run goes on from; later lines of metrics.jsonl are dropped, later TensorBoard
+    events hidden, so each step is there once. 0 = from the beginning: the old file is emptied. Write the
+    lines of a step before its checkpoint, or a kill between the two loses them. UserError where the folder
+    cannot be written.
+    """
+
+    def __init__(self, workdir: str | os.PathLike, start: int = 0, primary: bool = True):
+        self._primary = primary
+        if not primary:
+            return
+        workdir = Path(workdir)
+        self._path = workdir / "metrics.jsonl"
+        with _writable(self._path):
+            workdir.mkdir(parents=True, exist_ok=True)
+            _drop_after(self._path, start)
+            self._file = self._path.open("a")
+            clu = metric_writers()
+            events = _SummaryWriter(str(workdir), purge_step=start + 1 if start else None)
+            self._events = clu.AsyncWriter(events)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def scalars(self, step: int, values: Mapping[str, Scalar]) -> None:
+        """One line {"step": step, name: number, …} (not finite = null) and the same to TensorBoard."""
+        if not self._primary:
+            return
+        line = json.dumps({"step": int(step)} | plain(values), allow_nan=False)
+        with _writable(self._path):
+            self._file.write(line + "\n")
+            self._file.flush()  # into the kernel: survives a kill of the process
+            self._events.write_scalars(int(step), dict(values))
+
+    def text(self, name: str, text: str) -> None:
+        """A text (the config, say) to TensorBoard."""
+        if self._primary:
+            self._events.write_texts(0, {name: text})
+
+    def print(self, line: str) -> None:
+        if self._primary:
+            print(line, flush=True)
+
+    def close(self) -> None:
+        if self._primary:
+            with _writable(self._path):
+                self._file.close()
+                self._events.close()
+
+
+def progress_line(
+    step: int,
+    steps: int,
+    values: Mapping[str, Scalar],
+    rate: float,
+    unit: str,
+    waiting: float,
+    left: float,
+) -> str:
+    """'step 300/1500  loss 5.123  accuracy 0.21  12,345 tokens/s  data 3%  ETA 2m10s'.
+
+    rate: `unit`s ('tokens', 'images') a second; waiting: share of the time spent waiting for data (told from
+    1%); left: seconds to the end.
+    """
+    numbers = [f"{name} {float(value):.4g}" for name, value in values.items()]
+    data = [f"data {waiting:.0%}"] if waiting >= 0.01 else []
+    parts = [f"step {step:>{len(str(steps))}}/{steps}", *numbers, f"{rate:,.0f} {unit}/s", *data]
+    return "  ".join([*parts, f"ETA {format_seconds(left)}"])
+
+
+def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; [] where there is none. A line torn by a kill is left out."""
+    path = Path(workdir) / "metrics.jsonl"
+    return [json.loads(line) for line in _whole_lines(path)]
+
+
+def _whole_lines(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    # only the last line can be torn, and then it has no newline
+    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _drop_after(path: Path, step: int) -> None:
+    kept = [line for line in _whole_lines(path) if step and json.loads(line)["step"] <= step]
+    if path.exists():
+        _replace(path, "".join(kept))
+
+
+def write_result(workdir: str | os.PathLike, result: Mapping[str, Any]) -> Path:
+    """Write DIR/result.json in one piece: a reader sees the old file or the new one. UserError where it
+    cannot."""
+    path = Path(workdir) / "result.json"
+    with _writable(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, json.dumps(plain(result), indent=1, allow_nan=False) + "\n")
+    return path
+
+
+def read_result(workdir: str | os.PathLike) -> dict[str, Any] | None:
+    """DIR/result.json, or None where there is none. UserError where it is not JSON."""
+    path = Path(workdir) / "result.json"
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}); remove it, the next run writes it anew.") from None
+
+
+def _replace(path: Path, text: str) -> None:
+    new = path.with_name(path.name + ".new")
+    with new.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+
+
+class _writable:
+    """OSErrors as one sentence."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, _):
+        if isinstance(error, OSError):
+            raise UserError(
+                f"cannot write {self.path}: {error.strerror}; make room or choose another workdir."
+            ) from error
+
+
+def plain(value: Any) -> Any:
+    """JSON's types only: mappings to dicts, tuples and arrays to lists, scalars to Python's, non-finite to
+    None."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if isinstance(value, (str, bool, int)) or value is None:
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if hasattr(value, "tolist"):  # NumPy and JAX arrays and scalars
+        return plain(value.tolist())
+    return plain(value.to_dict()) if hasattr(value, "to_dict") else str(value)  # ConfigDict

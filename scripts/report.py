@@ -1,0 +1,157 @@
+"""Tables and plots of runs, from their result.json files alone.
+
+    python scripts/report.py            # finished runs under runs/: printed, and written to runs/report.md with plots
+    python scripts/report.py --results  # the committed records: results/runs/*.json -> results/*.md, results/plots/*.png
+    python scripts/report.py --check    # exit code 1 where the committed tables are not what the records say
+
+Runs of one config file (and size) stand in one table, one row an encoding; several seeds are averaged and counted.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from jojax import config, extrapolate  # noqa: E402 — the repository's own package, installed or not
+
+
+def load(paths):
+    """Finished runs, oldest name first."""
+    records = [json.loads(path.read_text()) for path in sorted(paths)]
+    return [r for r in records if r.get("state") == "finished"]
+
+
+def group(record):
+    """'length_extrapolation-size=novels': the config file, and every argument but encoding and seed."""
+    path, arg = config.split_spec(record["config_name"])
+    rest = [a for a in (arg or "").split(",") if a and a.partition("=")[0] not in ("encoding", "seed")]
+    changed = [f"{k}={v}" for k, v in sorted(record["overrides"].items()) if k not in ("seed",)]
+    return "-".join([path.stem, *rest, *changed]).replace("/", "_")
+
+
+def encoding(record):
+    options = record["config"]["encoding"]
+    return options.get("preset", options["name"])
+
+
+def scale(record):
+    c = record["config"]
+    m = c["model"]
+    size = f"{m['kind']} width {m['width']}, {m['depth']} blocks, {m['heads']} heads"
+    data = c["data"]["source"] if c["data"]["source"] != "text" else Path(c["data"]["train_path"]).name
+    trained = f"{record['steps']:,} steps of batch {c['batch_size']}"
+    unit = f", length {c['data']['length']}, vocabulary {c['data']['vocab']}" if m["kind"] == "lm" else ""
+    return f"Scale: {size}; {data}{unit}; {trained}."
+
+
+def mean(values):
+    return statistics.fmean(values)
+
+
+def text_rows(runs):
+    lengths = list(runs[0]["extrapolation"]["lengths"])
+    yield ["encoding", "seeds", "parameters", *(f"PPL {n}" for n in lengths), "tail PPL", "bits/byte", "ratio"]
+    for name, same in by_encoding(runs):
+        rows = [r["extrapolation"]["lengths"] for r in same]
+        last = lengths[-1]
+        yield [
+            name,
+            str(len(same)),
+            f"{same[0]['parameters']['total']:,}",
+            *(f"{mean([r[n]['ppl'] for r in rows]):.2f}" for n in lengths),
+            f"{mean([r[last]['tail_ppl'] for r in rows]):.2f}",
+            f"{mean([r[last]['bits_per_byte'] for r in rows]):.3f}",
+            f"{mean([r[last]['ratio'] for r in rows]):.3f}",
+        ]
+
+
+def image_rows(runs):
+    yield ["encoding", "seeds", "parameters", "top-1", "loss"]
+    for name, same in by_encoding(runs):
+        top, loss = (mean([r["metrics"][k] for r in same]) for k in ("accuracy", "loss"))
+        yield [name, str(len(same)), f"{same[0]['parameters']['total']:,}", f"{100 * top:.2f} %", f"{loss:.4f}"]
+
+
+def by_encoding(runs):
+    names = defaultdict(list)
+    for run in runs:
+        names[encoding(run)].append(run)
+    return names.items()
+
+
+def markdown(rows):
+    head, *body = rows
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *body])
+
+
+def report(records):
+    """{group: (markdown text, {encoding: scores} to plot)}"""
+    groups = defaultdict(list)
+    for record in records:
+        groups[group(record)].append(record)
+    return {name: section(name, runs) for name, runs in sorted(groups.items())}
+
+
+def section(name, runs):
+    text = "extrapolation" in runs[0]
+    lines = [f"## {name}", "", scale(runs[0]), ""]
+    if text:
+        longest = list(runs[0]["extrapolation"]["lengths"])[-1]
+        scored = runs[0]["extrapolation"]["lengths"][longest]["scored"]
+        lines += [
+            f"The same {scored:,} tokens are scored at every length, in windows inside held-out documents; "
+            f"bits/byte and the tail (the last {runs[0]['config']['data']['length']} positions) are at {longest}; "
+            "ratio: its PPL over that at the shortest length.",
+            "",
+        ]
+    rows = list(text_rows(runs) if text else image_rows(runs))
+    lines += [markdown(rows), ""]
+    if all(row[1] == "1" for row in rows[1:]):
+        lines += ["Every row is a single run: differences of this size can be chance.", ""]
+    plots = {n: same[0]["extrapolation"] for n, same in by_encoding(runs)} if text else {}
+    return "\n".join(lines), plots
+
+
+def write(sections, folder, plots):
+    for name, (text, scores) in sections.items():
+        print(text)
+        (folder / f"{name}.md").write_text(text)
+        if scores:
+            plots.mkdir(exist_ok=True)
+            print(f"plot: {extrapolate.plot(scores, plots / f'{name}.png')}\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--results", action="store_true", help="regenerate results/ from results/runs")
+    parser.add_argument("--check", action="store_true", help="compare results/*.md with results/runs")
+    args = parser.parse_args()
+    if args.results or args.check:
+        folder = ROOT / "results"
+        sections = report(load((folder / "runs").glob("*.json")))
+        if args.results:
+            return write(sections, folder, folder / "plots")
+        drift = [n for n, (text, _) in sections.items() if not same(folder / f"{n}.md", text)]
+        extra = [p.name for p in folder.glob("*.md") if p.stem not in sections and p.name != "README.md"]
+        if drift or extra:
+            sys.exit(f"results/ is not what its records say ({', '.join(drift + extra)}): run with --results")
+        print(f"results/: {len(sections)} tables agree with their records")
+        return None
+    folder = Path("runs")
+    sections = report(load(folder.glob("*/result.json")))
+    if not sections:
+        sys.exit("no finished run under runs/: train one first (python -m jojax.train --config configs/quickstart.py)")
+    return write(sections, folder, folder)
+
+
+def same(path, text):
+    return path.exists() and path.read_text() == text
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""The laws that every encoding of a causal model gets for free, in float64: packing, chunking, causality, claims."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import zoo
+
+B, L = zoo.B, zoo.L
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+# rows of two or three documents that start at odd places
+SEGMENT = np.array([[4] * 5 + [9] * 6, [2] * 3 + [7] * 1 + [0] * 7])
+POSITION = np.array([list(range(5)) + list(range(6)), list(range(3)) + [0] + list(range(7))])
+
+
+def call(name, toks=None, position=POSITION, segment=SEGMENT, **options):
+    params = zoo.lm_params(name, **options)
+    toks = zoo.tokens() if toks is None else toks
+    pos, seg = jnp.asarray(position), jnp.asarray(segment)
+    return np.asarray(zoo.run(zoo.lm(name, **options), params, toks, position=pos, segment=seg))
+
+
+@pytest.mark.parametrize("name", zoo.TEXT)
+def test_packed_documents_equal_the_same_alone(name):
+    packed = call(name)
+    toks = np.asarray(zoo.tokens())
+    for row in range(B):
+        for document in np.unique(SEGMENT[row]):
+            inside = SEGMENT[row] == document
+            n = inside.sum()
+            # alone: first in its row, another document as filler behind it (causal, so it cannot matter)
+            alone_toks, position, segment = toks.copy(), POSITION.copy(), np.full((B, L), 50)
+            alone_toks[row] = (toks[row] + 3) % zoo.V
+            alone_toks[row, :n] = toks[row, inside]
+            position[row, :n], segment[row, :n] = np.arange(n), document
+            alone = call(name, jnp.asarray(alone_toks), position, segment)
+            np.testing.assert_allclose(alone[row, :n], packed[row, inside], atol=1e-10)
+    one = call(name, segment=np.full((B, L), 1))
+    assert np.abs(one - packed).max() > 1e-3  # one document would see across
+
+
+@pytest.mark.parametrize("name", zoo.TEXT)
+def test_any_chunking_equals_the_whole(name):
+    whole = call(name)
+    params, model, past, outs = zoo.lm_params(name), zoo.lm(name), None, []
+    for a, b in ((0, 4), (4, 8), (8, 11)):
+        args = {"position": jnp.asarray(POSITION[:, a:b]), "segment": jnp.asarray(SEGMENT[:, a:b])}
+        out, past = zoo.run(model, params, zoo.tokens()[:, a:b], past=past, capacity=13, **args)
+        outs.append(out)
+    np.testing.assert_allclose(np.concatenate(outs, 1), whole, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", zoo.TEXT)
+def test_the_future_is_invisible_bit_for_bit(name):
+    before = call(name)
+    for t in (3, 8):
+        changed = zoo.tokens().at[:, t].set((zoo.tokens()[:, t] + 1) % zoo.V)
+        after = call(name, changed)
+        assert (after[:, :t] == before[:, :t]).all()
+        assert (after[:, t] != before[:, t]).any()
+
+
+@pytest.mark.parametrize("name", zoo.TEXT)
+def test_claim_relative(name):
+    """Shifting all coordinates changes nothing, exactly where the encoding says so."""
+    claims = zoo.lm(name).encoding(parent=None).RELATIVE
+    change = np.abs(call(name, position=POSITION + 5) - call(name)).max()
+    assert change < 1e-9 if claims else change > 1e-4
+
+
+@pytest.mark.parametrize("name", ["jo_projected", "jo_learned", "alibi", "grape_ap", "xpos", "jo_random"])
+def test_unrolled_scanned_and_remat_are_equal(name):
+    def loss(params, model):
+        nll = model.apply({"params": params}, zoo.tokens(), segment=jnp.asarray(SEGMENT), targets=zoo.tokens(3))
+        return nll.mean()
+
+    params = zoo.lm_params(name)
+    results = []
+    for switches in ((("scan", True),), (("scan", False),), (("scan", True), ("remat", True))):
+        value = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+        results.append(value(params, zoo.lm(name, model=switches)))
+    for other in results[1:]:
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), results[0], other)
+    moved = jax.tree.map(lambda g: float(jnp.abs(g).max()), results[0][1])
+    assert all(m > 0 for m in jax.tree.leaves(moved)), moved  # no dead parameter anywhere
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_jo_projected_starts_as_jo_fixed(dtype):
+    with jax.enable_x64(dtype == "float64"):
+        toks = zoo.tokens()
+        outs = []
+        for name in ("jo_projected", "jo_fixed", "rope_qkv", "jo_projected_mlp", "jo_projected_qk", "rope"):
+            model = zoo.lm(name, dtype)
+            params = jax.tree.map(lambda t: t.astype(dtype), zoo.lm_params(name, 0, dtype=dtype))
+            outs.append(np.asarray(zoo.run(model, params, toks)))
+    for other in outs[1:4]:
+        np.testing.assert_array_equal(outs[0], other)
+    np.testing.assert_array_equal(outs[4], outs[5])
+    assert np.abs(outs[0] - outs[5]).max() > 1e-4  # values do travel
+
+
+def test_an_angle_base_left_out_is_another_model():
+    params = zoo.lm_params("jo_projected", 0)
+    model = zoo.lm("jo_projected")
+    bare = model.clone(encoding=lambda **kw: model.encoding(angle_base="zero", **kw))
+    difference = zoo.run(model, params, zoo.tokens()) - zoo.run(bare, params, zoo.tokens())
+    assert np.abs(difference).max() > 1e-4
+
+
+def test_body_parameters_do_not_depend_on_the_encoding():
+    """One seed gives every encoding the same body: paired comparisons rest on it."""
+
+    def body(tree):
+        flat = jax.tree_util.tree_flatten_with_path(tree)[0]
+        return {jax.tree_util.keystr(p): np.asarray(t) for p, t in flat if "'encoding'" not in jax.tree_util.keystr(p)}
+
+    bodies = [body(zoo.lm_params(name, 0)) for name in zoo.TEXT]
+    for name, other in zip(zoo.TEXT, bodies, strict=True):
+        assert other.keys() == bodies[0].keys(), name
+        for key in other:
+            np.testing.assert_array_equal(other[key], bodies[0][key], err_msg=f"{name} {key}")
+    other_seed = zoo.lm("rope").init(jax.random.key(2), zoo.tokens())["params"]
+    assert (np.asarray(other_seed["head"]["kernel"]) != bodies[0]["['head']['kernel']"]).any()
+
+
+def test_random_angles_are_drawn_anew_in_training_and_fixed_in_evaluation():
+    params, model, toks = zoo.lm_params("jo_random"), zoo.lm("jo_random"), zoo.tokens()
+    fixed = [zoo.run(model, params, toks) for _ in range(2)]
+    drawn = [
+        model.apply({"params": params}, toks, train=True, rngs={"encoding": jax.random.key(s), "dropout": jax.random.key(0)})
+        for s in (1, 2)
+    ]
+    np.testing.assert_array_equal(*fixed)
+    assert np.abs(drawn[0] - drawn[1]).max() > 1e-4
+
+
+def test_grouped_heads_equal_repeated_heads():
+    """3 key heads for 6 query heads = 6 key heads with the weights repeated, values travelling."""
+    params = zoo.lm_params("jo_fixed")
+    full = (("kv_heads", 6),)
+    repeated = jax.tree.map(lambda t: t, params)
+    attention = repeated["blocks"]
+    for n in ("key", "value"):
+        attention[n] = {k: jnp.repeat(t, 2, axis=-2) for k, t in attention[n].items()}
+    a = zoo.run(zoo.lm("jo_fixed"), params, zoo.tokens())
+    b = zoo.run(zoo.lm("jo_fixed", dims=full), repeated, zoo.tokens())
+    np.testing.assert_allclose(a, b, atol=1e-12)
