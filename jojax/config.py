@@ -36,8 +36,8 @@ def run_name(spec: str) -> str:
 def module(spec: str):
     """The Python module of 'configs/F.py:arg'.
 
-    The folder above the config file's goes first on sys.path, so `from configs import common` works from anywhere.
-    UserError: no such file, not Python.
+    The folder above the config file's goes first on sys.path, so `from configs import common` works from
+    anywhere. UserError: no such file, not Python.
     """
     path, _ = split_spec(spec)
     if not path.is_file():
@@ -47,9 +47,12 @@ def module(spec: str):
         )
         raise UserError(f"config file {path} does not exist; {there}.")
     root = str(path.resolve().parent.parent)
-    if root not in sys.path:
-        sys.path.insert(0, root)
+    if sys.path[0] != root:
+        sys.path.insert(
+            0, root
+        )  # in front even where it is further back: another folder may have `configs` too
     found = importlib.util.spec_from_file_location(f"jojax_config_{path.stem}", path)
+    assert found and found.loader, path
     loaded = importlib.util.module_from_spec(found)
     try:
         found.loader.exec_module(loaded)

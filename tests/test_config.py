@@ -65,6 +65,18 @@ def test_load_finds_its_neighbours_from_anywhere(folder, monkeypatch):
     assert load(folder, "bare.py").seed == 0
 
 
+def test_the_configs_own_neighbours_go_first(folder, tmp_path):
+    """Another folder of that name stands before it on the path: in a process of its own, nothing is imported
+    yet."""
+    (tmp_path / "configs_of_test").mkdir()
+    (tmp_path / "configs_of_test" / "common.py").write_text("")
+    paths = [str(tmp_path), str(folder.parent)]
+    good = str(folder / "good.py")
+    code = f"import sys; sys.path[:0] = {paths}\nfrom jojax import config\nconfig.load({good!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_names():
     assert configs.run_name("configs/wiki.py") == "wiki"
     assert configs.run_name("configs/wiki.py:encoding=rope,seed=1") == "wiki-encoding=rope,seed=1"

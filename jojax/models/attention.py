@@ -59,12 +59,15 @@ def xla(q, k, v, query, key, *, causal, scale, edge=None, edge_key=None):
         state = jnp.zeros((q.shape[0], q.shape[2] * q.shape[3], q.shape[1]), s.dtype)
         everyone = jnp.ones((1, q.shape[1], k.shape[1]), bool) if seen is None else seen
         s = s + edge.step(state, edge.query, edge_key, everyone)[0].reshape(s.shape)
-    if seen is None:
-        p = jax.nn.softmax(s)
-    else:
-        seen = seen[:, None, None]
-        p = jnp.where(seen, jax.nn.softmax(jnp.where(seen, s, jnp.finfo(s.dtype).min)), 0)
-    return jnp.einsum("bgrqk,bkge->bqgre", p.astype(v.dtype), v)
+    if seen is not None:
+        s = jnp.where(seen[:, None, None], s, jnp.finfo(s.dtype).min)
+    p = jnp.exp(s - lax.stop_gradient(s.max(-1, keepdims=True)))
+    if seen is not None:
+        p = jnp.where(seen[:, None, None], p, 0)  # a row that sees nothing
+    total = jnp.moveaxis(p.sum(-1), 3, 1)[..., None]
+    # dividing the output, not the weights, saves a pass over [Lq, Lk]
+    out = jnp.einsum("bgrqk,bkge->bqgre", p.astype(v.dtype), v, preferred_element_type=s.dtype)
+    return (out / jnp.where(total == 0, 1, total)).astype(v.dtype)
 
 
 def chunked(q, k, v, query, key, *, causal, scale, edge=None, edge_key=None, block=512):

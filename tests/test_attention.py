@@ -1,0 +1,122 @@
+"""The attention implementations against each other and against plain loops; masks, lifts, edges, cached slots."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jojax.encodings.base import Edge
+from jojax.encodings.grape_ap import LogSigmoidStep
+from jojax.models import attention
+from jojax.models.attention import Sites
+
+B, LQ, LK, G, R, D, E = 2, 7, 11, 3, 2, 4, 5
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def inputs(rng, queries=LQ):
+    shapes = ((B, queries, G, R, D), (B, LK, G, D), (B, LK, G, E), (B, queries, G * R, 8), (B, LK, G, 8))
+    return [jnp.asarray(rng.normal(size=s)) for s in shapes]
+
+
+def sites(rng, queries=LQ):
+    """Queries are the last sites; a row of documents; one query that sees no key."""
+    segment = jnp.asarray(np.sort(rng.integers(0, 3, (B, LK)), 1))
+    own = segment[:, LK - queries :].at[0, 0].set(77)
+    return Sites(jnp.arange(LK - queries, LK), own), Sites(jnp.arange(LK), segment)
+
+
+def weighted(function, block, causal, edge, query, key):
+    """A scalar of the output, so that gradients can be compared too."""
+
+    def run(q, k, v, eq, ek):
+        e = Edge(eq, ek, LogSigmoidStep(G * R)) if edge else None
+        more = {} if function is attention.xla else {"block": block}
+        out = function(q, k, v, query, key, causal=causal, scale=0.5, edge=e, edge_key=ek, **more)
+        return (out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)).sum(), out
+
+    return jax.jit(jax.value_and_grad(run, argnums=(0, 1, 2, 3, 4), has_aux=True))
+
+
+@pytest.mark.parametrize("edge", [False, True])
+@pytest.mark.parametrize("causal", [True, False])
+def test_chunked_equals_xla_in_values_and_gradients(rng, causal, edge):
+    args, (query, key) = inputs(rng), sites(rng)
+    (_, want), grads = weighted(attention.xla, 0, causal, edge, query, key)(*args)
+    assert (want[0, 0] == 0).all()  # the query without keys
+    assert all(np.isfinite(g).all() for g in grads)
+    for block in (3, 4, 64):
+        (_, got), other = weighted(attention.chunked, block, causal, edge, query, key)(*args)
+        np.testing.assert_allclose(got, want, atol=1e-12)
+        for a, b in zip(other, grads, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-12)
+
+
+def test_xla_equals_loops(rng):
+    (q, k, v, *_), (query, key) = inputs(rng), sites(rng)
+    got = np.asarray(attention.attend(q, k, v, query, key, causal=True, scale=0.5, implementation="xla"))
+    want = np.zeros_like(got)
+    for b, t, g, r in np.ndindex(B, LQ, G, R):
+        seen = [j for j in range(LK) if j <= t + LK - LQ and key.segment[b, j] == query.segment[b, t]]
+        if seen:
+            w = np.exp([0.5 * float(q[b, t, g, r] @ k[b, j, g]) for j in seen])
+            want[b, t, g, r] = (w / w.sum()) @ np.asarray(v)[b, seen, g]
+    np.testing.assert_allclose(got, want, atol=1e-12)
+
+
+def test_a_lift_is_a_bias(rng):
+    q, k, v, *_ = inputs(rng, LK)
+    lift = jnp.asarray(rng.normal(size=(B, LK, G * R, 3))), jnp.asarray(rng.normal(size=(B, LK, G, 3)))
+    wide_q, wide_k = attention.with_lift(q, k, lift, D)
+    s = attention.logits(wide_q, wide_k, D**-0.5)
+    bias = np.einsum("bqgrf,bkgf->bgrqk", lift[0].reshape(B, LK, G, R, 3), lift[1])
+    np.testing.assert_allclose(s, attention.logits(q, k, D**-0.5) + bias, atol=1e-12)
+
+
+def test_a_lift_keeps_its_precision_in_bfloat16():
+    """ALiBi at position 60,000: one bfloat16 feature would be off by 100, the split one by less than 0.01."""
+    at = jnp.asarray([60_000.0, 59_997.0, 4_001.0], jnp.float32)
+    q, k = jnp.zeros((1, 3, 1, 1, 8), jnp.bfloat16), jnp.zeros((1, 3, 1, 8), jnp.bfloat16)
+    slope = jnp.full((1, 3, 1, 1), 0.25, jnp.float32)
+    lift = slope, at.reshape(1, 3, 1, 1)
+    s = attention.logits(*attention.with_lift(q, k, lift, 8), 8**-0.5)[0, 0, 0]
+    np.testing.assert_allclose(s[0], 0.25 * at, atol=1e-2)
+    one = (slope * 8**0.5).astype(jnp.bfloat16).astype("float32")[0, 0, 0, 0] * at.astype(jnp.bfloat16) * 8**-0.5
+    assert np.abs(np.asarray(one) - 0.25 * np.asarray(at)).max() > 1  # why it is split
+
+
+def test_auto_takes_the_linear_memory_path_for_long_keys(rng, monkeypatch):
+    (q, k, v, *_), (query, key) = inputs(rng), sites(rng)
+    called = []
+    monkeypatch.setattr(attention, "chunked", lambda *a, **k: called.append(1))
+    monkeypatch.setattr(attention, "CHUNKED_FROM", LK)
+    attention.attend(q, k, v, query, key, causal=True, scale=1.0)
+    monkeypatch.setattr(attention, "CHUNKED_FROM", LK + 1)
+    attention.attend(q, k, v, query, key, causal=True, scale=1.0)
+    assert called == [1]
+
+
+def test_unknown_implementation_lists_the_valid_ones(rng):
+    (q, k, v, *_), (query, key) = inputs(rng), sites(rng)
+    with pytest.raises(Exception, match="attention = 'flash': choose from auto, xla, chunked"):
+        attention.attend(q, k, v, query, key, causal=True, scale=1.0, implementation="flash")
+
+
+def test_chunked_memory_is_linear():
+    """Bytes of temporaries, forwards and backwards: four times the length takes about four times as much, not sixteen."""
+
+    def temporaries(function, L):
+        q, k = jax.ShapeDtypeStruct((1, L, 1, 1, 16), jnp.float32), jax.ShapeDtypeStruct((1, L, 1, 16), jnp.float32)
+        at = Sites(jnp.arange(L), None)
+        loss = lambda q, k, v: function(q, k, v, at, at, causal=True, scale=0.25).sum()  # noqa: E731
+        compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(q, k, k).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    short, long = (temporaries(attention.chunked, L) for L in (2048, 8192))
+    assert long < 6 * short, (short, long)
+    assert temporaries(attention.xla, 8192) > 12 * temporaries(attention.xla, 2048)
