@@ -1,4 +1,4 @@
-"""Every key that a run has, with its default and meaning, and the small language behind the colon of `--config F.py:arg`.
+"""Every key that a run has, with its default and meaning, and what may stand behind the colon of `--config F.py:arg`.
 
 A config file builds on `lm()` or `vit()`, changes what it needs, and returns `finish(config, ...)`.
 `config.encoding` stays open (its options belong to the encoding's module); everything else is locked.
@@ -13,7 +13,7 @@ def parse(arg: str | None, **defaults):
     """'encoding=rope,seed=1,smoke' -> ConfigDict with the types of `defaults`; a bare key means True."""
     out = dict(encoding="", seed=0, smoke=False) | defaults
     for item in filter(None, (arg or "").split(",")):
-        key, given, text = item.partition("=")
+        key, _, text = item.partition("=")
         if key not in out:
             raise ValueError(f"config argument {key!r}: this config has {', '.join(sorted(out))}")
         kind = type(out[key])
@@ -46,7 +46,7 @@ def _shared() -> ConfigDict:
             eps=1e-8,
             encoding_lr=1.0,  # multiplies lr for the encoding's parameters
             encoding_decay=False,  # weight decay on the encoding's parameters
-            decay_norm_bias=False,  # weight decay on norms, biases and embeddings too
+            decay_norm_bias=False,  # weight decay on norms and biases too
             accumulate=1,  # micro-batches a step
             ema=0.0,  # decay of an average of the parameters; 0 = off
         )

@@ -96,9 +96,7 @@ def _writing(folder: Path):
         if number is None:
             raise
         why = os.strerror(number)
-        raise UserError(
-            f"cannot write checkpoints to {folder}: {why}; make room or choose another workdir."
-        ) from error
+        raise UserError(f"cannot write checkpoints to {folder}: {why}; make room or choose another workdir.") from error
 
 
 class Checkpoints:
@@ -186,9 +184,7 @@ class Checkpoints:
                     why = str(error).split("\n")[0][:200]
             self._set_aside(step, why)
         if steps:
-            raise UserError(
-                f"none of the checkpoints in {self.root} can be read; remove the folder to start anew."
-            )
+            raise UserError(f"none of the checkpoints in {self.root} can be read; remove the folder to start anew.")
         return None
 
     def _restore(self, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
@@ -266,9 +262,7 @@ def restore_params(path: str | os.PathLike, params: Any) -> tuple[Any, Differenc
         fitting = {path for path in wanted if stored.get(path) == wanted[path]}
         if not fitting:
             raise UserError(f"checkpoint {folder} shares no parameter with this model ({found}).")
-        taken = _read(
-            reader, folder / "state", {n: leaf for n, leaf in leaves(params).items() if n in fitting}
-        )
+        taken = _read(reader, folder / "state", {n: leaf for n, leaf in leaves(params).items() if n in fitting})
     return named_map(lambda name, leaf: taken.get(name, leaf), params), found
 
 

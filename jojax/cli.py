@@ -28,9 +28,7 @@ def parsed_config() -> tuple[ConfigDict, str, dict[str, Any]]:
     flag: Any = flags.FLAGS["config"]
     config, overrides = configs.lock(flag.value), dict(config_flags.get_override_values(flag))
     for key, value in overrides.items():
-        if (
-            isinstance(value, str) and value.lower() == "none"
-        ):  # the flag's parser knows no other way to say None
+        if isinstance(value, str) and value.lower() == "none":  # the flag's parser knows no other way to say None
             configs.apply_overrides(config, {key: None})
             overrides[key] = None
     return configs.validate(config), config_flags.get_config_filename(flag), overrides
@@ -81,34 +79,26 @@ def _check_override(reference: ConfigDict, key: str, argument: str) -> None:
     holder, last = configs.locate(reference, key)
     old = holder.get(last)
     if isinstance(old, ConfigDict) and key != "encoding":
-        raise UserError(
-            f"config.{key} is a group of keys: override them one by one (--config.{key}.NAME=value)."
-        )
+        raise UserError(f"config.{key} is a group of keys: override them one by one (--config.{key}.NAME=value).")
     if isinstance(old, list):
         raise UserError(
             f"{argument}: config.{key} is a list, which cannot be overridden; its config should use a tuple."
         )
     if old is None and last in holder and holder.get_type(last) is type(None):
-        raise UserError(
-            f"{argument}: config.{key} has no type; its config should use config_dict.placeholder(TYPE)."
-        )
+        raise UserError(f"{argument}: config.{key} has no type; its config should use config_dict.placeholder(TYPE).")
 
 
 def _sentence(text: str, reference: ConfigDict | None) -> str:
     """absl's and ml_collections' flag errors, shortened."""
     match = re.match(r"flag --config\.([\w.]+)=(.*?): ", text)
     if match and reference is not None:
-        return (
-            f"--config.{match[1]}={match[2]}: needs {configs.wanted(*configs.locate(reference, match[1]))}."
-        )
+        return f"--config.{match[1]}={match[2]}: needs {configs.wanted(*configs.locate(reference, match[1]))}."
     if missing := re.match(r"flag --(\w+)=None: Flag --\w+ must have a value", text):
         return f"--{missing[1]} is missing" + (
             ": give --config=configs/FILE.py[:arg]." if missing[1] == "config" else "."
         )
     if text.startswith("Found --config."):
-        return (
-            f"{text.split(' in argv')[0].removeprefix('Found ')} stands before --config; put --config first."
-        )
+        return f"{text.split(' in argv')[0].removeprefix('Found ')} stands before --config; put --config first."
     if "config." in text and text.startswith("Unknown command line flag"):
         return f"{text.split(chr(39))[1]!r} is given without --config=configs/FILE.py before it."
     return text.strip().split("\n")[0].replace("command line flag", "option")

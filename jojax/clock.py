@@ -97,9 +97,7 @@ class Preemption:
         for sig in self.SIGNALS:
             signal.signal(sig, signal.SIG_DFL)
         # not print(): the signal may have come in the middle of one
-        os.write(
-            2, f"\n{self.requested}: saving and stopping after this step; once more stops at once\n".encode()
-        )
+        os.write(2, f"\n{self.requested}: saving and stopping after this step; once more stops at once\n".encode())
 
     def __enter__(self):
         if threading.current_thread() is threading.main_thread():

@@ -42,15 +42,11 @@ def module(spec: str):
     path, _ = split_spec(spec)
     if not path.is_file():
         beside = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        there = (
-            f"{path.parent}/ has {', '.join(beside)}" if beside else f"there is no config in {path.parent}/"
-        )
+        there = f"{path.parent}/ has {', '.join(beside)}" if beside else f"there is no config in {path.parent}/"
         raise UserError(f"config file {path} does not exist; {there}.")
     root = str(path.resolve().parent.parent)
     if sys.path[0] != root:
-        sys.path.insert(
-            0, root
-        )  # in front even where it is further back: another folder may have `configs` too
+        sys.path.insert(0, root)  # in front even where it is further back: another folder may have `configs` too
     found = importlib.util.spec_from_file_location(f"jojax_config_{path.stem}", path)
     assert found and found.loader, path
     loaded = importlib.util.module_from_spec(found)
@@ -105,11 +101,7 @@ def locate(config: ConfigDict, key: str) -> tuple[ConfigDict, str]:
             raise UserError(f"config.{key} does not exist: {above} is a value, not a group of keys.")
         if part not in node and groups != ["encoding"]:
             near = difflib.get_close_matches(part, list(node.keys()), 1, cutoff=0.7)
-            hint = (
-                f"did you mean {above}.{near[0]}?"
-                if near
-                else f"{above} has {', '.join(sorted(node.keys()))}."
-            )
+            hint = f"did you mean {above}.{near[0]}?" if near else f"{above} has {', '.join(sorted(node.keys()))}."
             raise UserError(f"config.{key} does not exist; {hint}")
         holder, node = node, node.get(part)
     return holder, last

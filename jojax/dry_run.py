@@ -20,7 +20,8 @@ def report(config, name) -> str:
         f"encoding: {config.encoding.to_dict()}",
         f"parameters: {n['total']:,} (body {n['body']:,}, encoding {n['encoding']:,})",
         f"memory of the state: {megabytes(run.like)} in all (parameters {megabytes(run.like.params)}, optimiser "
-        f"{megabytes(run.like.opt_state)}), gradients {megabytes(run.like.params)}; large arrays split by fsdp = {split}",
+        f"{megabytes(run.like.opt_state)}), gradients {megabytes(run.like.params)}; "
+        f"large arrays are split by fsdp = {split}",
         f"batch: {megabytes(run.abstract_batch())}, {run.job.units_per_step:,} {run.job.unit} a step; "
         f"{config.steps:,} steps = {config.steps * run.job.units_per_step:,} {run.job.unit}",
         *data_report(run.job),

@@ -113,9 +113,7 @@ def main(_):
     if job.unit == "images" and (lengths or flags.FLAGS.stride):
         raise UserError("--lengths and --stride are for language models; this run trained a vision model")
     if job.unit == "tokens" and (resolutions or flags.FLAGS.offsets):
-        raise UserError(
-            "--resolutions and --offsets are for vision models; this run trained a language model"
-        )
+        raise UserError("--resolutions and --offsets are for vision models; this run trained a language model")
     values, scored = evaluate_split(job, params, mesh)
     print("valid:", "  ".join(f"{k} {v:.4f}" for k, v in values.items()), f" ({scored:,} {job.unit} scored)")
     result["evaluation"] = {**values, "scored": scored}
@@ -124,7 +122,12 @@ def main(_):
         result[key] = extrapolate.evaluate_lengths(job, params, mesh, lengths, stride=flags.FLAGS.stride)
         print(extrapolate.table(result[key]))
         if jax.process_index() == 0:
-            print("plot:", extrapolate.plot({config.encoding.get('preset', config.encoding.name): result[key]}, workdir / f"{key}.png"))
+            print(
+                "plot:",
+                extrapolate.plot(
+                    {config.encoding.get("preset", config.encoding.name): result[key]}, workdir / f"{key}.png"
+                ),
+            )
     if resolutions or flags.FLAGS.offsets:
         sizes = resolutions or (config.data.image_size,)
         rows = evaluate_resolutions(config, params, mesh, sizes, [(o, o) for o in offsets])
@@ -138,9 +141,7 @@ def main(_):
 if __name__ == "__main__":
     flags.DEFINE_string("workdir", None, "the run's folder", required=True)
     flags.DEFINE_string("lengths", "", "window lengths, e.g. 512,1024; each must divide the largest")
-    flags.DEFINE_integer(
-        "stride", 0, "sliding windows with this stride instead of disjoint ones", lower_bound=0
-    )
+    flags.DEFINE_integer("stride", 0, "sliding windows with this stride instead of disjoint ones", lower_bound=0)
     flags.DEFINE_string("resolutions", "", "image sizes, e.g. 32,48")
     flags.DEFINE_string("offsets", "", "added to both coordinates, in patches, e.g. 0,0.5,10")
     cli.run_main(main)

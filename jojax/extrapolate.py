@@ -70,17 +70,12 @@ class Score:
         for _ in range(len(batches)):
             batch = shard.to_global(next(batches), mesh)
             self.add(
-                *(
-                    gather(t)
-                    for t in (step(params, batch), batch["weight"], batch["targets"], batch["document"])
-                ),
+                *(gather(t) for t in (step(params, batch), batch["weight"], batch["targets"], batch["document"])),
                 token_bytes,
             )
         batches.close()
         if self.count.sum() != rows.protocol["predictions"]:
-            raise UserError(
-                f"{self.count.sum():.0f} of {rows.protocol['predictions']} predictions were scored"
-            )
+            raise UserError(f"{self.count.sum():.0f} of {rows.protocol['predictions']} predictions were scored")
 
     def add(self, nll, weight, targets, document, token_bytes):
         nll = np.where(weight > 0, nll, 0).astype(np.float64)
@@ -89,7 +84,7 @@ class Score:
         self.bytes += int((token_bytes[targets] * weight).sum())
         for d, a, n in zip(document, nll.sum(1), weight.sum(1), strict=True):
             if d >= 0:
-                self.documents[int(d)] = self.documents.get(int(d), np.zeros(2)) + (a, n)
+                self.documents[int(d)] = self.documents.get(int(d), 0) + np.array([a, n])
 
     def summary(self, trained):
         loss = self.loss.sum() / self.count.sum()
@@ -138,9 +133,7 @@ def gather(array):
 
 def table(scores):
     """Text: one line a length."""
-    head = (
-        f"{'length':>8} {'PPL':>9} {'tail PPL':>9} {'bits/byte':>9} {'ratio':>7} {'± s.e.':>7} {'scored':>10}"
-    )
+    head = f"{'length':>8} {'PPL':>9} {'tail PPL':>9} {'bits/byte':>9} {'ratio':>7} {'± s.e.':>7} {'scored':>10}"
     lines = [head]
     for n, row in scores["lengths"].items():
         error = "" if row["standard_error"] is None else f"{row['standard_error']:.3f}"
@@ -181,9 +174,7 @@ def plot(results, path):
     for n in trained:
         for axis in (left, right):
             axis.axvline(n, color="grey", linewidth=0.8, linestyle="--")
-        right.annotate(
-            "training length", (n, right.get_ylim()[1]), rotation=90, va="top", fontsize=8, color="grey"
-        )
+        right.annotate("training length", (n, right.get_ylim()[1]), rotation=90, va="top", fontsize=8, color="grey")
     left.legend()
     figure.savefig(path, dpi=120)
     plt.close(figure)

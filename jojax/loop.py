@@ -49,8 +49,8 @@ class Run:
         self.job = job = task.make(config)
         shapes = jax.eval_shape(job.init, jax.random.key(0))
         self.tx = optim.make(config.optim, config.steps, shapes)
-        self.options = dict(ema=config.optim.ema > 0, aux=job.aux)
-        self.like = state.abstract_state(job.init, self.tx, self.mesh, **self.options)
+        ema = config.optim.ema > 0
+        self.like = state.abstract_state(job.init, self.tx, self.mesh, ema=ema, aux=job.aux)
         where = jax.tree.map(lambda leaf: leaf.sharding, self.like)
         self.step_fn = step.make_train_step(job.loss, self.tx, config, where)
         self.clock = clock.Clock()
@@ -75,21 +75,19 @@ class Run:
             self.compile_seconds = meta["compile_seconds"]
             say(f"going on from step {int(now.step)}")
             return now
-        now = state.init_state(self.job.init, self.tx, self.mesh, self.config.seed, **self.options)
+        now = state.init_state(
+            self.job.init, self.tx, self.mesh, self.config.seed, ema=self.like.ema is not None, aux=self.job.aux
+        )
         if self.config.init_from:
             params, difference = checkpoint.restore_params(self.config.init_from, now.params)
             say(f"parameters from {self.config.init_from}" + (f", but {difference}" if difference else ""))
-            now = now.replace(
-                params=params, ema=None if now.ema is None else jax.tree.map(lambda t: t + 0, params)
-            )
+            now = now.replace(params=params, ema=None if now.ema is None else jax.tree.map(lambda t: t + 0, params))
         return now
 
     def train(self, record) -> int:
         config, steps = self.config, self.config.steps
         source, transform = self.job.train_source()
-        say(
-            f"train split: {len(source):,} examples of {self.job.units_per_step // config.batch_size} {self.job.unit}"
-        )
+        say(f"train split: {len(source):,} examples of {self.job.units_per_step // config.batch_size} {self.job.unit}")
         with (
             checkpoint.Checkpoints(self.workdir, config.checkpoint.keep) as saved,
             clock.Preemption() as stop,
@@ -121,9 +119,7 @@ class Run:
                         self.save(saved, now, done)
                     if wanted:
                         saved.wait()
-                        say(
-                            f"stopped by {stop.requested} after step {done}; the same command goes on from here"
-                        )
+                        say(f"stopped by {stop.requested} after step {done}; the same command goes on from here")
                         data.close()
                         return EXIT_PREEMPTED
                     if done < steps and config.eval.every_steps and done % config.eval.every_steps == 0:
@@ -145,9 +141,7 @@ class Run:
         self.check_finite(now)
         rate, waiting = self.clock.lap(done)
         speed = rate * self.job.units_per_step
-        out.scalars(
-            done, {f"train/{k}": v for k, v in values.items()} | {f"{self.job.unit}_per_second": speed}
-        )
+        out.scalars(done, {f"train/{k}": v for k, v in values.items()} | {f"{self.job.unit}_per_second": speed})
         shown = {k: values[k] for k in ("loss", *self.job.aux)}
         left = (self.config.steps - done) / max(rate, 1e-9)
         out.print(writer.progress_line(done, self.config.steps, shown, speed, self.job.unit, waiting, left))
@@ -216,9 +210,7 @@ def check_same_run(old, new, workdir):
     differ = [k for k in keys if flat[0].get(k) != flat[1].get(k) and not k.startswith(FREE)]
     if differ:
         told = ", ".join(f"{k}: {flat[0].get(k)} → {flat[1].get(k)}" for k in differ[:6])
-        raise UserError(
-            f"{workdir} holds a run of another config ({told}): choose another --workdir or remove it"
-        )
+        raise UserError(f"{workdir} holds a run of another config ({told}): choose another --workdir or remove it")
 
 
 def describe(run: Run, record):

@@ -30,9 +30,9 @@ class BitsPerByte(metrics.Average):
     over tokenisers, which loss and perplexity are not."""
 
     @classmethod
-    def from_model_output(cls, nll: Array, bytes: Array, mask: Array | None = None, **_):
+    def from_model_output(cls, nll: Array, bytes: Array, mask: Array | None = None, **_):  # ty: ignore[incompatible-method-override]
         mask = jnp.ones(nll.shape, bool) if mask is None else jnp.broadcast_to(mask, nll.shape) != 0
-        return cls(total=jnp.where(mask, nll, 0).sum(), count=jnp.where(mask, bytes, 0).sum())
+        return cls(total=jnp.where(mask, nll, 0).sum(), count=jnp.where(mask, bytes, 0).sum())  # ty: ignore[unknown-argument]
 
     def compute(self):
         return super().compute() / math.log(2)
@@ -43,16 +43,16 @@ class Images(metrics.Collection):
     """`Images.single_from_model_output(nll=[B], correct=[B], mask=[B])`; rows with mask 0 count for
     nothing."""
 
-    loss: metrics.Average.from_output("nll")
-    accuracy: metrics.Average.from_output("correct")
+    loss: metrics.Average.from_output("nll")  # ty: ignore[invalid-type-form]
+    accuracy: metrics.Average.from_output("correct")  # ty: ignore[invalid-type-form]
 
 
 @struct.dataclass
 class Text(metrics.Collection):
     """`Text.single_from_model_output(nll=, bytes=, mask=)`, each [B, L]; mask 0 = not a target."""
 
-    loss: metrics.Average.from_output("nll")
-    perplexity: Perplexity.from_output("nll")
+    loss: metrics.Average.from_output("nll")  # ty: ignore[invalid-type-form]
+    perplexity: Perplexity.from_output("nll")  # ty: ignore[invalid-type-form]
     bits_per_byte: BitsPerByte
 
 

@@ -35,9 +35,7 @@ class Options:
     eps: float = 1e-8
     encoding_lr: float = 1.0  # multiplies the learning rate of encoding parameters
     encoding_decay: bool = False  # weight decay on encoding parameters too
-    decay_norm_bias: bool = (
-        False  # weight decay on the no_decay group too; with encoding_decay: on everything
-    )
+    decay_norm_bias: bool = False  # weight decay on the no_decay group too; with encoding_decay: on everything
     accumulate: int = 1  # micro-batches a step
     ema: float = 0.0  # decay of the parameter average; 0 = off
 
@@ -89,9 +87,7 @@ def schedule(cfg: Mapping[str, Any], steps: int, start: int = 0) -> Callable[[An
     opts = options(cfg)
     warmup, end = opts.warmup_steps, opts.lr * opts.end_lr_fraction
     if warmup >= steps:
-        raise UserError(
-            f"optim.warmup_steps={warmup} must be smaller than the {steps} steps it is a part of."
-        )
+        raise UserError(f"optim.warmup_steps={warmup} must be smaller than the {steps} steps it is a part of.")
     tail = {
         "cosine": lambda: optax.cosine_decay_schedule(opts.lr, steps - warmup, opts.end_lr_fraction),
         "linear": lambda: optax.linear_schedule(opts.lr, end, steps - warmup),
@@ -119,9 +115,7 @@ def _by_learning_rate(rate: Callable[[Any], Any]) -> optax.GradientTransformatio
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def make(
-    cfg: Mapping[str, Any], steps: int, params: Any, start: int = 0
-) -> optax.GradientTransformationExtraArgs:
+def make(cfg: Mapping[str, Any], steps: int, params: Any, start: int = 0) -> optax.GradientTransformationExtraArgs:
     """The optimiser; call `tx.update(grads, opt_state, params, step=finished_steps)`.
 
     Clipping sees the gradient of all parameters together, before groups part, so `clip` bounds what the log

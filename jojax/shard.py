@@ -44,9 +44,7 @@ def make_mesh(mesh_cfg: Mapping[str, int], devices: Sequence[jax.Device] | None 
             raise UserError(f"mesh.{axis}={size} must be a positive size, or -1 for the remaining devices.")
     for axis in ("tensor", "sequence"):
         if sizes[axis] != 1:
-            raise UserError(
-                f"mesh.{axis}={sizes[axis]} is not supported: set mesh.{axis}=1, use data and fsdp."
-            )
+            raise UserError(f"mesh.{axis}={sizes[axis]} is not supported: set mesh.{axis}=1, use data and fsdp.")
     free = [axis for axis, size in sizes.items() if size == -1]
     if len(free) > 1:
         raise UserError(f"only one of the mesh sizes may be -1, but mesh.{' and mesh.'.join(free)} are.")
@@ -55,9 +53,7 @@ def make_mesh(mesh_cfg: Mapping[str, int], devices: Sequence[jax.Device] | None 
         sizes[free[0]] = len(devices) // given
     if math.prod(sizes.values()) != len(devices) or not all(sizes.values()):
         asked = " · ".join(f"mesh.{axis}={mesh_cfg.get(axis, 1)}" for axis in AXES)
-        raise UserError(
-            f"{asked} does not fit {len(devices)} devices: the sizes must multiply to {len(devices)}."
-        )
+        raise UserError(f"{asked} does not fit {len(devices)} devices: the sizes must multiply to {len(devices)}.")
     shape = tuple(sizes[axis] for axis in AXES)
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
@@ -114,9 +110,7 @@ def to_global(batch: Any, mesh: Mesh) -> Any:
     """This process's rows [local, …] of each leaf → the global arrays [batch_size, …], split by
     `batch_sharding`."""
     sharding = batch_sharding(mesh)
-    return jax.tree.map(
-        lambda rows: jax.make_array_from_process_local_data(sharding, np.asarray(rows)), batch
-    )
+    return jax.tree.map(lambda rows: jax.make_array_from_process_local_data(sharding, np.asarray(rows)), batch)
 
 
 def any_process(flag: bool) -> bool:

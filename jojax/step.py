@@ -56,7 +56,7 @@ def _gradient(loss_fn: LossFn, params, batch, rngs, accumulate: int):
 
 def make_train_step(
     loss_fn: LossFn, tx: optax.GradientTransformation, cfg: Any, shardings: TrainState | None = None
-) -> Callable[[TrainState, Batch], TrainState]:
+) -> jax.stages.Wrapped:
     """`state = train_step(state, batch)`, jitted; the old state is donated.
 
     loss_fn(params, batch, rngs, train) -> (Σ nll, count, {name: Σ}): sums over the batch, never means. The

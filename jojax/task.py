@@ -1,8 +1,9 @@
 """What is trained: a model with its data, loss and exact metrics, the same five answers for text and for images."""
 
+import abc
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,19 +11,50 @@ import numpy as np
 
 from jojax import losses, metrics
 from jojax.data import corpus, image, source, windows
-from jojax.errors import UserError
 from jojax.models import build
 
 
 @dataclasses.dataclass(eq=False)
-class Task:
-    """Base. `aux` names the sums that `loss` returns beside Σ nll and count."""
+class Task(abc.ABC):
+    """Base. `unit` names what is counted and scored, `aux` the sums that `loss` returns beside Σ nll and count."""
 
     config: Any
     model: Any
 
-    unit = ""
-    aux = ()
+    unit: ClassVar[str] = ""
+    aux: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    @abc.abstractmethod
+    def units_per_step(self) -> int: ...
+
+    @abc.abstractmethod
+    def init(self, key):
+        """Parameters from the seed's key; their sizes do not depend on the example."""
+
+    @abc.abstractmethod
+    def loss(self, params, batch, rngs, train):
+        """-> Σ nll, count, {name: Σ} of a training batch."""
+
+    @abc.abstractmethod
+    def evaluate(self, params, batch, constants):
+        """A clu collection of sums over the rows of a batch that have weight."""
+
+    @abc.abstractmethod
+    def eval_constants(self) -> np.ndarray:
+        """What `evaluate` reads beside the batch."""
+
+    @abc.abstractmethod
+    def batch_shapes(self, B):
+        """{name: ShapeDtypeStruct} of a batch of B rows."""
+
+    @abc.abstractmethod
+    def train_source(self):
+        """(random-access source, augmentation or None)"""
+
+    @abc.abstractmethod
+    def valid_source(self):
+        """(random-access source, transform or None)"""
 
     @functools.cached_property
     def evaluate_step(self):
@@ -46,7 +78,6 @@ class Text(Task):
         return self.config.batch_size * self.config.data.length
 
     def init(self, key):
-        """Parameters; sizes do not depend on the example."""
         return self.model.init(key, jnp.zeros((1, 2), jnp.int32))["params"]
 
     def nll(self, params, batch, rngs=None, train=False):
@@ -58,21 +89,18 @@ class Text(Task):
     def loss(self, params, batch, rngs, train):
         return *losses.sums(self.nll(params, batch, rngs, train), batch["weight"]), {}
 
-    def evaluate(self, params, batch, token_bytes):
+    def evaluate(self, params, batch, constants):
         nll = self.nll(params, batch)
         return metrics.Text.single_from_model_output(
-            nll=nll, bytes=token_bytes[batch["targets"]], mask=batch["weight"] > 0
+            nll=nll, bytes=constants[batch["targets"]], mask=batch["weight"] > 0
         )
 
     def batch_shapes(self, B):
         L = self.config.data.length
-        shapes = {
-            k: jax.ShapeDtypeStruct((B, L), jnp.int32) for k in ("tokens", "targets", "position", "segment")
-        }
+        shapes = {k: jax.ShapeDtypeStruct((B, L), jnp.int32) for k in ("tokens", "targets", "position", "segment")}
         return shapes | {"weight": jax.ShapeDtypeStruct((B, L), jnp.float32)}
 
     def train_source(self):
-        """A random-access source and its augmentation (None)."""
         return windows.PackedRows(self.corpus("train"), self.config.data.length), None
 
     def valid_source(self):
@@ -117,8 +145,8 @@ class Images(Task):
         correct, _ = losses.sums(logits.argmax(-1) == batch["label"], batch["weight"])
         return *losses.sums(nll, batch["weight"]), {"accuracy": correct}
 
-    def evaluate(self, params, batch, offset):
-        logits = self.logits(params, batch, offset=offset)
+    def evaluate(self, params, batch, constants):
+        logits = self.logits(params, batch, offset=constants)
         nll = losses.cross_entropy(logits, batch["label"])
         return metrics.Images.single_from_model_output(
             nll=nll, correct=logits.argmax(-1) == batch["label"], mask=batch["weight"] > 0
@@ -133,18 +161,11 @@ class Images(Task):
 
     def train_source(self):
         data = self.config.data
-        return self.checked(source.open_source(data, data.train_split)), image.image_train_transform(data)
+        return source.open_source(data, data.train_split), image.image_train_transform(data)
 
     def valid_source(self):
         data = self.config.data
-        return self.checked(source.open_source(data, data.valid_split)), image.image_eval_transform(data)
-
-    def checked(self, images):
-        if images.classes is not None and images.classes > self.config.data.classes:
-            raise UserError(
-                f"the data has {images.classes} classes, data.classes = {self.config.data.classes}: raise it"
-            )
-        return images
+        return source.open_source(data, data.valid_split), image.image_eval_transform(data)
 
     def eval_constants(self):
         """The coordinate offset (y, x), in patches."""

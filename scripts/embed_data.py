@@ -36,13 +36,9 @@ def first_of_each_class(images, labels, count):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fashion", type=pathlib.Path, required=True, help="folder of the four IDX files")
-    parser.add_argument(
-        "--wikipedia", type=pathlib.Path, required=True, help="wikipedia_excerpt_2016.jsonl.xz"
-    )
+    parser.add_argument("--wikipedia", type=pathlib.Path, required=True, help="wikipedia_excerpt_2016.jsonl.xz")
     parser.add_argument("--out", type=pathlib.Path, default=EMBEDDED)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
 """Tables and plots of runs, from their result.json files alone.
 
     python scripts/report.py            # finished runs under runs/: printed, and written to runs/report.md with plots
-    python scripts/report.py --results  # the committed records: results/runs/*.json -> results/*.md, results/plots/*.png
+    python scripts/report.py --results  # committed records: results/runs/*.json -> results/*.md, results/plots/*.png
     python scripts/report.py --check    # exit code 1 where the committed tables are not what the records say
 
 Runs of one config file (and size) stand in one table, one row an encoding; several seeds are averaged and counted.

@@ -225,9 +225,7 @@ def test_nothing_passes_a_restart(kind, rng):
         assert same_bits(gradient[:, 3:], clean_gradient[:, 3:])
         chunk = prefix(step[:, 3:], MUL[kind], ONE[kind], restart=restart[:, 3:], initial=before)
         assert close(chunk[0], clean)
-        assert not np.isfinite(
-            after_restart(kind)(ill, restart & False)[1]
-        ).any()  # without the flag it passes
+        assert not np.isfinite(after_restart(kind)(ill, restart & False)[1]).any()  # without the flag it passes
 
 
 def test_selecting_after_the_product_alone_lets_nan_into_gradients(rng):
@@ -263,9 +261,7 @@ def test_prefix_takes_any_axis_and_works_in_float32_at_least(rng):
     want = prefix(step, product, np.eye(3))
     exclusive, inclusive, last = prefix(np.moveaxis(step, 1, -3), product, np.eye(3), axis=-3)
     assert close((np.moveaxis(exclusive, -3, 1), np.moveaxis(inclusive, -3, 1), last), want)
-    narrow = jax.eval_shape(
-        partial(prefix, mul=product, identity=np.eye(3)), jnp.zeros(step.shape, jnp.bfloat16)
-    )
+    narrow = jax.eval_shape(partial(prefix, mul=product, identity=np.eye(3)), jnp.zeros(step.shape, jnp.bfloat16))
     assert [x.dtype for x in narrow] == [jnp.float32] * 3
 
 

@@ -27,13 +27,10 @@ def jitted(f, *static):
 
 prefix, absolute = (jitted(f, "mul") for f in (elements.prefix, jo.absolute))
 journey, pairwise, values, values_pairwise, scores, joformer = (
-    jitted(f, "group")
-    for f in (jo.journey, jo.pairwise, jo.values, jo.values_pairwise, jo.scores, jo.joformer)
+    jitted(f, "group") for f in (jo.journey, jo.pairwise, jo.values, jo.values_pairwise, jo.scores, jo.joformer)
 )
 attention, linear_recurrence, weights = (jitted(f) for f in (jo.attention, jo.linear_recurrence, jo.weights))
-rotate, plane_matrix, softplus = (
-    jitted(f) for f in (operators.rotate, operators.plane_matrix, jax.nn.softplus)
-)
+rotate, plane_matrix, softplus = (jitted(f) for f in (operators.rotate, operators.plane_matrix, jax.nn.softplus))
 act = jitted(lambda a, x, group: group.act(a, x), "group")
 
 

@@ -70,7 +70,7 @@ def test_xla_equals_loops(rng):
 
 
 def test_a_lift_is_a_bias(rng):
-    q, k, v, *_ = inputs(rng, LK)
+    q, k, *_ = inputs(rng, LK)
     lift = jnp.asarray(rng.normal(size=(B, LK, G * R, 3))), jnp.asarray(rng.normal(size=(B, LK, G, 3)))
     wide_q, wide_k = attention.with_lift(q, k, lift, D)
     s = attention.logits(wide_q, wide_k, D**-0.5)
@@ -108,7 +108,7 @@ def test_unknown_implementation_lists_the_valid_ones(rng):
 
 
 def test_chunked_memory_is_linear():
-    """Bytes of temporaries, forwards and backwards: four times the length takes about four times as much, not sixteen."""
+    """Temporaries, forwards and backwards: four times the length takes about four times as much, not sixteen."""
 
     def temporaries(function, L):
         q, k = jax.ShapeDtypeStruct((1, L, 1, 1, 16), jnp.float32), jax.ShapeDtypeStruct((1, L, 1, 16), jnp.float32)

@@ -73,9 +73,7 @@ def test_save_and_restore_are_bit_equal(saved):
         restored, meta = checkpoints.restore_latest(like)
     same(restored, at(made, 20))
     assert meta == {"schema": 1, "step": 20} | META
-    jax.tree.map(
-        lambda r, want: r.sharding == want.sharding or pytest.fail("another sharding"), restored, like
-    )
+    jax.tree.map(lambda r, want: r.sharding == want.sharding or pytest.fail("another sharding"), restored, like)
     assert sorted(p.name for p in (workdir / "checkpoints").iterdir()) == ["10", "20"]
 
 
@@ -266,7 +264,5 @@ def test_parameters_only_errors(saved, copy, tmp_path):
 # what the machine may do
 def test_unwritable_folder(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        UserError, match=r"cannot write checkpoints to .*file/run/checkpoints: Not a directory"
-    ):
+    with pytest.raises(UserError, match=r"cannot write checkpoints to .*file/run/checkpoints: Not a directory"):
         Checkpoints(tmp_path / "file" / "run")

@@ -44,9 +44,7 @@ def folder(tmp_path_factory):
     folder.mkdir()
     (folder / "common.py").write_text(COMMON)
     (folder / "good.py").write_text(GOOD)
-    (folder / "bare.py").write_text(
-        "from configs_of_test import common\ndef get_config(): return common.base()\n"
-    )
+    (folder / "bare.py").write_text("from configs_of_test import common\ndef get_config(): return common.base()\n")
     (folder / "empty.py").write_text("")
     (folder / "broken.py").write_text("\ndef get_config(:\n")
     yield folder

@@ -74,9 +74,7 @@ def test_pad_crop_draws_every_shift():
     seen = set()
     for _ in range(900):
         got = im.pad_crop(image, rng)
-        hits = [
-            (t, s) for t in range(9) for s in range(9) if np.array_equal(padded[t : t + 6, s : s + 5], got)
-        ]
+        hits = [(t, s) for t in range(9) for s in range(9) if np.array_equal(padded[t : t + 6, s : s + 5], got)]
         assert hits
         seen.add(hits[0])
     assert len(seen) >= 79  # 81 shifts; the four corners hold few pixels but are distinct
@@ -84,9 +82,7 @@ def test_pad_crop_draws_every_shift():
 
 def test_inception_crop_draws_the_stated_areas_and_ratios(monkeypatch):
     boxes = []
-    monkeypatch.setattr(
-        im, "resize", lambda image, size, box: boxes.append(box) or np.zeros((*size, 3), np.uint8)
-    )
+    monkeypatch.setattr(im, "resize", lambda image, size, box: boxes.append(box) or np.zeros((*size, 3), np.uint8))
     rng = np.random.default_rng(2)
     for _ in range(2000):
         im.inception_crop(np.zeros((200, 300, 3), np.uint8), (32, 32), rng)

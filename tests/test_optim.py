@@ -9,9 +9,7 @@ from ml_collections import ConfigDict
 from jojax import optim
 from jojax.errors import UserError
 
-BASE = dict(
-    lr=0.1, schedule="constant", warmup_steps=0, weight_decay=0.3, clip=0.0, b1=0.8, b2=0.95, eps=1e-3
-)
+BASE = dict(lr=0.1, schedule="constant", warmup_steps=0, weight_decay=0.3, clip=0.0, b1=0.8, b2=0.95, eps=1e-3)
 
 
 def tree(rng):

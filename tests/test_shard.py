@@ -81,9 +81,7 @@ def test_batch_is_divisible_or_says_what_is():
     made = mesh(data=4, fsdp=2)
     shard.check_batch(16, made)
     shard.check_batch(48, made, accumulate=3)
-    with pytest.raises(
-        UserError, match=r"batch_size=12 must be divisible .* 4 · 2 · 1 = 8; try batch_size=16"
-    ):
+    with pytest.raises(UserError, match=r"batch_size=12 must be divisible .* 4 · 2 · 1 = 8; try batch_size=16"):
         shard.check_batch(12, made)
     with pytest.raises(UserError, match=r"batch_size=16 .* 4 · 2 · 3 = 24; try batch_size=24"):
         shard.check_batch(16, made, accumulate=3)

@@ -232,7 +232,5 @@ def test_folder_errors(tree):
 
 
 def test_unknown_source_lists_the_known():
-    with pytest.raises(
-        UserError, match=r"data\.source is 'imagenet': choose one of fashion_mnist, tfds, folder"
-    ):
+    with pytest.raises(UserError, match=r"data\.source is 'imagenet': choose one of fashion_mnist, tfds, folder"):
         open_source({"source": "imagenet"}, "train")

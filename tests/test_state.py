@@ -77,9 +77,7 @@ def test_init_compiles_to_its_shards_only():
     tx = optim.make(ConfigDict(dict(lr=1e-3)), 10, jax.eval_shape(big, jax.random.key(0)))
     like = state.abstract_state(big, tx, mesh)
     where = jax.tree.map(lambda leaf: leaf.sharding, like)
-    compiled = (
-        jax.jit(state._start(big, tx, False, ()), out_shardings=where).lower(jax.random.key(0)).compile()
-    )
+    compiled = jax.jit(state._start(big, tx, False, ()), out_shardings=where).lower(jax.random.key(0)).compile()
     memory = compiled.memory_analysis()
     whole = 1024 * 512 * 4
     assert memory.output_size_in_bytes < 3 * whole / 8 + 4096  # parameters and two moments, an eighth each

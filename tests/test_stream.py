@@ -143,9 +143,7 @@ def test_hosts_together_compute_the_one_batch(images, hosts):
         batches.close()
 
 
-@pytest.mark.parametrize(
-    ("count", "batch", "hosts"), [(10, 4, 1), (10, 4, 2), (9, 8, 4), (8, 4, 2), (1, 6, 3)]
-)
+@pytest.mark.parametrize(("count", "batch", "hosts"), [(10, 4, 1), (10, 4, 2), (9, 8, 4), (8, 4, 2), (1, 6, 3)])
 def test_evaluation_sees_every_example_once(count, batch, hosts):
     parts = [list(stream.eval_batches(Numbers(count), batch, h, hosts)) for h in range(hosts)]
     lengths = {len(stream.eval_batches(Numbers(count), batch, h, hosts)) for h in range(hosts)}
@@ -169,9 +167,7 @@ def test_evaluation_of_images_equals_the_transform_of_each(images):
 def test_text_rows_are_packed_and_padded():
     rng = np.random.default_rng(0)
     lengths = [20, 3, 31, 8]
-    corpus = Corpus(
-        rng.integers(0, 256, sum(lengths)).astype(np.int32), np.cumsum([0, *lengths]), ByteTokenizer()
-    )
+    corpus = Corpus(rng.integers(0, 256, sum(lengths)).astype(np.int32), np.cumsum([0, *lengths]), ByteTokenizer())
     rows = PackedRows(corpus, 7)
     batch = stream.train_batches(rows, 5, 0)[1]
     assert {k: (v.dtype, v.shape) for k, v in batch.items()} == {
@@ -205,9 +201,7 @@ def test_bad_batch_sizes_and_seeds():
         lambda: stream.eval_batches(Numbers(9), 6, 0, 4),
         lambda: stream.eval_batches(Numbers(9), 0),
     ):
-        with pytest.raises(
-            UserError, match=r"batch_size is \d: give a positive multiple of the number of hosts"
-        ):
+        with pytest.raises(UserError, match=r"batch_size is \d: give a positive multiple of the number of hosts"):
             make()
     with pytest.raises(UserError, match="seed is -1"):
         stream.train_batches(Numbers(9), 3, -1)

@@ -43,9 +43,7 @@ def test_packed_rows_against_a_loop(lengths, length):
     scored = []
     for i in range(len(rows)):
         row = rows[i]
-        assert {k: v.dtype.type for k, v in row.items()} == DTYPES and all(
-            v.shape == (length,) for v in row.values()
-        )
+        assert {k: v.dtype.type for k, v in row.items()} == DTYPES and all(v.shape == (length,) for v in row.values())
         for t in range(length):
             at = i * length + t
             if at >= total - 1:
@@ -74,9 +72,7 @@ def scored_predictions(source, length):
         }
         real = row["segment"] >= 0
         n = int(real.sum())
-        assert (
-            real[:n].all() and (row["segment"][:n] == row["document"]).all() and not row["weight"][n:].any()
-        )
+        assert real[:n].all() and (row["segment"][:n] == row["document"]).all() and not row["weight"][n:].any()
         assert row["tokens"].shape == (length,) and np.array_equal(row["position"][:n], np.arange(n))
         start = source._corpus.starts[row["document"]] + row["offset"]
         assert start + n < source._corpus.starts[row["document"] + 1]

@@ -95,11 +95,7 @@ def test_all_that_clu_asks_of_the_event_writer(tmp_path):
     out.flush()
     out.close()
     tags = {tag for _, tag, _ in events(tmp_path)}
-    assert (
-        {"loss", "weights"} <= tags
-        and any("image" in tag for tag in tags)
-        and any("hparams" in tag for tag in tags)
-    )
+    assert {"loss", "weights"} <= tags and any("image" in tag for tag in tags) and any("hparams" in tag for tag in tags)
 
 
 def test_progress_line():

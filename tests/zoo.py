@@ -17,9 +17,7 @@ B, L, V = 2, 11, 17
 
 TEXT = sorted(n for n, p in PRESETS.items() if p.get("form", "1d") == "1d" and p.get("kind") != "sincos2d")
 VISION = sorted(
-    n
-    for n, p in PRESETS.items()
-    if p.get("form") in ("axial", "mixed") or n in ("none", "learned", "sincos2d")
+    n for n, p in PRESETS.items() if p.get("form") in ("axial", "mixed") or n in ("none", "learned", "sincos2d")
 )
 
 

@@ -92,9 +92,7 @@ def weights(scores: Array, visible: Array | None = None) -> Array:
     return jnp.where(visible, jax.nn.softmax(masked), 0.0)
 
 
-def joformer(
-    q: Array, k: Array, v: Array, a: Array, group: Group = MATRICES, visible: Array | None = None
-) -> Array:
+def joformer(q: Array, k: Array, v: Array, a: Array, group: Group = MATRICES, visible: Array | None = None) -> Array:
     """(α, P) = (softmax, A_k⁻¹ A_j): scores and values travel the same journeys."""
     return values(weights(scores(q, k, a, group), visible), a, v, group)
 

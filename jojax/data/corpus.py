@@ -73,16 +73,12 @@ def open_tokenizer(data_cfg):
         tokenizer = ByteTokenizer()
     elif kind == "bpe":
         if not vocab:
-            raise UserError(
-                "data.vocab is not set: data.tokenizer = 'bpe' needs the number of tokens, such as 8192"
-            )
+            raise UserError("data.vocab is not set: data.tokenizer = 'bpe' needs the number of tokens, such as 8192")
         tokenizer = _cached_bpe(data_cfg, int(vocab))
     else:
         tokenizer = load_tokenizer(kind)
     if vocab and tokenizer.vocab_size > vocab:
-        raise UserError(
-            f"data.tokenizer {kind} has {tokenizer.vocab_size} ids, but data.vocab is {vocab}: raise it"
-        )
+        raise UserError(f"data.tokenizer {kind} has {tokenizer.vocab_size} ids, but data.vocab is {vocab}: raise it")
     return tokenizer
 
 
@@ -124,9 +120,7 @@ def _chunks(documents):
 
 
 def cache_folder(data_cfg):
-    return pathlib.Path(
-        data_cfg.get("cache") or os.environ.get("JOJAX_CACHE") or "~/.cache/jojax"
-    ).expanduser()
+    return pathlib.Path(data_cfg.get("cache") or os.environ.get("JOJAX_CACHE") or "~/.cache/jojax").expanduser()
 
 
 def cached(folder, name, build):
@@ -152,9 +146,7 @@ def cached(folder, name, build):
             np.savez(file, **arrays)
         temporary.replace(path)
     except OSError as error:
-        _warn_once(
-            f"the cache folder {folder} can't be written ({error}): the text is tokenised anew in every run"
-        )
+        _warn_once(f"the cache folder {folder} can't be written ({error}): the text is tokenised anew in every run")
         if temporary:
             temporary.unlink(missing_ok=True)
     return arrays

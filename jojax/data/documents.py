@@ -85,9 +85,7 @@ def open_documents(data_cfg, split):
     if data_cfg["source"] == "wikipedia_excerpt":
         if split not in ("train", "valid"):
             raise UserError(f"the Wikipedia excerpt has the splits train and valid, not {split!r}")
-        return Documents(
-            EXCERPT, functools.partial(_held_out, valid=split == "valid"), f"every fifth long: {split}"
-        )
+        return Documents(EXCERPT, functools.partial(_held_out, valid=split == "valid"), f"every fifth long: {split}")
     path = data_cfg.get(f"{split}_path")
     if not path:
         raise UserError(f"data.{split}_path is not set: give the file or folder of the {split} split")
@@ -131,9 +129,7 @@ def _read_file(path):
                 if row.strip():
                     yield _parse_row(row, f"{path}:{line}")
     except (OSError, EOFError, UnicodeDecodeError, lzma.LZMAError, zlib.error) as error:
-        raise UserError(
-            f"{path} can't be read after line {line} ({error}): restore or convert it to UTF-8"
-        ) from error
+        raise UserError(f"{path} can't be read after line {line} ({error}): restore or convert it to UTF-8") from error
 
 
 def _parse_row(row, place):
@@ -147,7 +143,5 @@ def _parse_row(row, place):
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(
-            f"{place} holds half a surrogate pair, which is not text: mend or remove that line"
-        ) from error
+        raise UserError(f"{place} holds half a surrogate pair, which is not text: mend or remove that line") from error
     return str(fields.get("title") or place), text

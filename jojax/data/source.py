@@ -46,9 +46,7 @@ def open_source(data_cfg, split):
         raise UserError(f"data.source is {kind!r}: choose one of {', '.join(SOURCES)}")
     wanted = data_cfg.get("classes")
     if wanted and wanted != source.classes:
-        raise UserError(
-            f"data.classes is {wanted}, but {source} has {source.classes} classes: set it to that number"
-        )
+        raise UserError(f"data.classes is {wanted}, but {source} has {source.classes} classes: set it to that number")
     return source
 
 
@@ -109,23 +107,14 @@ class FolderImages:
         here = _subfolders(self._folder)
         names = _subfolders(path / "train") if "train" in splits else here
         if not here:
-            raise UserError(
-                f"{self._folder} has no class folders: put each image into a folder named like its class"
-            )
+            raise UserError(f"{self._folder} has no class folders: put each image into a folder named like its class")
         unknown = sorted(set(here) - set(names))
         if unknown:
             raise UserError(f"{self._folder} has a class {unknown[0]!r} that {path / 'train'} has not")
         self.classes = len(names)
-        files = [
-            (name, label)
-            for label, name in enumerate(names)
-            if name in set(here)
-            for name in self._list(name)
-        ]
+        files = [(name, label) for label, name in enumerate(names) if name in set(here) for name in self._list(name)]
         if not files:
-            raise UserError(
-                f"{self._folder} holds no image named {', '.join('*' + s for s in self.SUFFIXES)}"
-            )
+            raise UserError(f"{self._folder} holds no image named {', '.join('*' + s for s in self.SUFFIXES)}")
         self._files = [name for name, _ in files]
         self._labels = np.array([label for _, label in files], np.int32)
 
@@ -198,9 +187,7 @@ class TfdsImages:
         try:
             record = self._records[index]
         except RuntimeError as error:  # ArrayRecord's word for damage
-            raise UserError(
-                f"record {index} of {self!r} can't be read ({error}): copy the files again"
-            ) from error
+            raise UserError(f"record {index} of {self!r} can't be read ({error}): copy the files again") from error
         example = {
             "image": decode(record["image"], f"record {index} of {self!r}"),
             "label": int(record["label"]),
@@ -223,13 +210,9 @@ def find_prepared(path, name):
     if _is_prepared(path):
         return path
     if not path.is_dir():
-        raise UserError(
-            f"{path} is no folder: set data.path to the data_dir that TFDS prepared into; {_remedy(name)}"
-        )
+        raise UserError(f"{path} is no folder: set data.path to the data_dir that TFDS prepared into; {_remedy(name)}")
     if not name:
-        raise UserError(
-            f"{path} holds no dataset_info.json: set data.name to a data set under it, such as cifar100"
-        )
+        raise UserError(f"{path} holds no dataset_info.json: set data.name to a data set under it, such as cifar100")
     name, _, version = str(name).partition(":")
     folder = path / name
     found = [p for p in folder.glob(version or "*") if _is_prepared(p)]

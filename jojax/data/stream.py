@@ -124,9 +124,7 @@ class _Padded:
 
 def _host_share(batch_size, process_count):
     if batch_size < 1 or batch_size % process_count:
-        raise UserError(
-            f"batch_size is {batch_size}: give a positive multiple of the number of hosts, {process_count}"
-        )
+        raise UserError(f"batch_size is {batch_size}: give a positive multiple of the number of hosts, {process_count}")
     return batch_size // process_count
 
 

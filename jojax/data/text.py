@@ -96,13 +96,9 @@ class BPETokenizer:
         pieces = [b""] * (max(vocab.values()) + 1)
         for token, index in vocab.items():
             try:
-                pieces[index] = (
-                    token.encode() if token in added else bytes(byte_of_character()[c] for c in token)
-                )
+                pieces[index] = token.encode() if token in added else bytes(byte_of_character()[c] for c in token)
             except KeyError as error:
-                raise UserError(
-                    f"{self._name} is not byte-level: its token {token!r} is no byte string"
-                ) from error
+                raise UserError(f"{self._name} is not byte-level: its token {token!r} is no byte string") from error
         pieces[self.eos] = b""
         return pieces
 
@@ -144,7 +140,5 @@ def load_tokenizer(path):
     try:
         text = pathlib.Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"data.tokenizer {path} can't be read ({error}): give bytes, bpe or a json file"
-        ) from error
+        raise UserError(f"data.tokenizer {path} can't be read ({error}): give bytes, bpe or a json file") from error
     return ByteTokenizer() if text == _BYTES_FILE else BPETokenizer(text, f"data.tokenizer {path}")

@@ -23,7 +23,7 @@ class Absolute(base.Encoding):
     RELATIVE = False
 
     @property
-    def BOUNDED_LENGTH(self):  # noqa: N802 — a claim that depends on the options
+    def BOUNDED_LENGTH(self):
         return self.kind == "learned"
 
     @nn.compact

@@ -68,9 +68,7 @@ class Journey:
     lift: Any = None  # (query [B,L,H,r], key [B,L,G,r]): b_kj = Σ_r query_k key_j, float32 or wider
     edge: Edge | None = None
     prefix: Any = None  # state after this chunk
-    restore: bool = struct.field(
-        pytree_node=False, default=True
-    )  # bring the values home: A_k⁻¹ before the output
+    restore: bool = struct.field(pytree_node=False, default=True)  # bring the values home: A_k⁻¹ before the output
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,9 +135,7 @@ class Encoding(nn.Module):
 
     def plane_frame(self, angles, **rest) -> PlaneFrame:
         if self.dims.head_dim % 2:
-            raise UserError(
-                f"model.head_dim = {self.dims.head_dim}: rotary encodings pair dimensions, make it even"
-            )
+            raise UserError(f"model.head_dim = {self.dims.head_dim}: rotary encodings pair dimensions, make it even")
         return PlaneFrame(angles, **rest)
 
 
@@ -154,6 +150,4 @@ def path_sum(step, ctx: Context, add=jnp.add):
     step [B, L, ...] -> exclusive [B, L, ...], inclusive [B, L, ...], last [B, ...]; at least float32.
     `add` combines two partial sums (earlier, later)."""
     step = step.astype(wide(step.dtype))
-    return elements.prefix(
-        step, add, jnp.zeros((), step.dtype), axis=1, restart=ctx.restart, initial=ctx.prefix
-    )
+    return elements.prefix(step, add, jnp.zeros((), step.dtype), axis=1, restart=ctx.restart, initial=ctx.prefix)

@@ -37,13 +37,12 @@ def load(name: str) -> type[Encoding]:
         if isinstance(thing, type) and issubclass(thing, Encoding) and thing.__module__ == module.__name__
     ]
     if len(own) != 1:
-        raise UserError(
-            f"encoding.name = {name!r}: {path} defines {len(own)} encodings; name one as {path}.Class"
-        )
+        raise UserError(f"encoding.name = {name!r}: {path} defines {len(own)} encodings; name one as {path}.Class")
     return own[0]
 
 
-def options(cls: type[Encoding]) -> list[str]:
+def options(cls) -> list[str]:
+    """The option names of an encoding class."""
     return sorted(f.name for f in dataclasses.fields(cls) if f.name not in INNER)
 
 
@@ -57,7 +56,5 @@ def build(config: Mapping, dims: Dims, dtype="float32") -> functools.partial:
     cls = load(name)
     unknown = sorted(set(given) - set(options(cls)))
     if unknown:
-        raise UserError(
-            f"encoding.{unknown[0]} is not an option of {name!r}; it has: {', '.join(options(cls))}"
-        )
+        raise UserError(f"encoding.{unknown[0]} is not an option of {name!r}; it has: {', '.join(options(cls))}")
     return functools.partial(cls, dims=dims, dtype=dtype, **given)

@@ -1,5 +1,6 @@
 """Frames: the operator A_i of every site, applied to heads. All computed in float32 or wider, returned in x's dtype."""
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -34,12 +35,10 @@ class PlaneFrame:
         """The identity where `placed` [B, L] is False."""
         mask = placed[..., None, None]
         scale = None if self.log_scale is None else jnp.where(mask, self.log_scale, 0)
-        return self.replace(angles=jnp.where(mask, self.angles, 0), log_scale=scale)
+        return dataclasses.replace(self, angles=jnp.where(mask, self.angles, 0), log_scale=scale)
 
     def _turn(self, x, turn, power):
-        angles, scale = (
-            t if t is None or t.ndim == x.ndim else t[..., None, :] for t in (self.angles, self.log_scale)
-        )
+        angles, scale = (t if t is None or t.ndim == x.ndim else t[..., None, :] for t in (self.angles, self.log_scale))
         y = operators.rotate(x, turn * angles, self.pairing)
         if scale is None:
             return y

@@ -20,6 +20,8 @@ The released code sums the suffix instead; the exclusive prefix here is the same
 bit, and can be streamed.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -43,16 +45,14 @@ class JoFormer(rope.Rope):
     accumulate: str = "prefix"  # prefix | none
     step_convention: str = "source"  # source: the sum excludes the query's own step; query: includes it
     journey_sign: int = 1  # -1: the inverse family T = P⁻¹
-    v_angles: str = (
-        "same"  # same | fixed (values through t·ω only) | stop (no gradient through the values' angles)
-    )
+    v_angles: str = "same"  # same | fixed (values through t·ω only) | stop (no gradient through the values' angles)
 
     @property
-    def CAUSAL_ONLY(self):  # noqa: N802 — a claim that depends on the options
+    def CAUSAL_ONLY(self):
         return self.angle_source != "position" and self.accumulate == "prefix"
 
     @property
-    def FLAT(self):  # noqa: N802
+    def FLAT(self):
         return not self.CAUSAL_ONLY
 
     def setup(self):
@@ -104,7 +104,7 @@ class JoFormer(rope.Rope):
         if self.v_angles == "same" or journey.value_frame is None:
             return journey
         other = self.turned(fixed) if self.v_angles == "fixed" else jax.lax.stop_gradient(frame)
-        return journey.replace(value_frame=other)
+        return dataclasses.replace(journey, value_frame=other)
 
     def turned(self, angles):
         return self.plane_frame(self.journey_sign * angles, pairing=self.pairing)
@@ -149,7 +149,5 @@ class JoFormer(rope.Rope):
                 f"encoding.angle_source = {self.angle_source!r} reads tokens, which this model has not: "
                 "choose position, own_mlp or linear"
             )
-        embed = nn.Embed(
-            self.dims.vocab, self.outputs, embedding_init=self.weights_init(), name="angle_table"
-        )
+        embed = nn.Embed(self.dims.vocab, self.outputs, embedding_init=self.weights_init(), name="angle_table")
         return embed(ctx.tokens).astype(self.dtype)

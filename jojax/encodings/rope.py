@@ -46,7 +46,8 @@ class Rope(base.Encoding):
         position = ctx.position
         if position.shape[-1] != omega.shape[0]:
             raise UserError(
-                f"encoding form {self.form!r} has {omega.shape[0]} axes, the model's coordinates have {position.shape[-1]}"
+                f"encoding.form = {self.form!r} has {omega.shape[0]} axes, "
+                f"the model's coordinates have {position.shape[-1]}"
             )
         return jnp.einsum("bla,agf->blgf", position, omega.astype(position.dtype))
 
@@ -99,9 +100,7 @@ class Rope(base.Encoding):
     def mixed_frequencies(self, key):
         D, heads = self.dims.head_dim, self.dims.kv_heads
         if D % 4:
-            raise UserError(
-                f"encoding form 'mixed' halves the planes: make model.head_dim = {D} divisible by 4"
-            )
+            raise UserError(f"encoding form 'mixed' halves the planes: make model.head_dim = {D} divisible by 4")
         magnitude = self.base ** (-4 * jnp.arange(D // 4, dtype=base.wide(self.dtype)) / D)
         if key is None:
             phi = jnp.pi * (jnp.arange(heads) + 0.5) / heads

@@ -27,7 +27,7 @@ class Sites:
 def visible(query: Sites, key: Sites, causal: bool):
     """[B or 1, Lq, Lk] bool, or None where everything is seen."""
     seen = None
-    if query.segment is not None:
+    if query.segment is not None and key.segment is not None:
         seen = query.segment[:, :, None] == key.segment[:, None, :]
     if causal:
         order = key.index[None, None, :] <= query.index[None, :, None]
@@ -35,9 +35,7 @@ def visible(query: Sites, key: Sites, causal: bool):
     return seen
 
 
-def attend(
-    q, k, v, query: Sites, key: Sites, *, causal, scale, edge=None, edge_key=None, implementation="auto"
-):
+def attend(q, k, v, query: Sites, key: Sites, *, causal, scale, edge=None, edge_key=None, implementation="auto"):
     """Softmax attention; a row that sees no key yields zeros. `scale` is 1/√head_dim of the model."""
     if implementation not in IMPLEMENTATIONS:
         raise UserError(f"attention = {implementation!r}: choose from {', '.join(IMPLEMENTATIONS)}")
@@ -130,9 +128,7 @@ def scan_keys(q, keys, query: Sites, edge: Edge | None, causal, scale, dtype):
         new = jnp.maximum(top, s.max(-1))
         p = jnp.where(seen, jnp.exp(s - new[..., None]), 0)
         fade = jnp.exp(top - new)
-        part_sum = jnp.einsum(
-            "bgrqk,bkge->bgrqe", p.astype(dtype), part["v"], preferred_element_type=zero.dtype
-        )
+        part_sum = jnp.einsum("bgrqk,bkge->bgrqe", p.astype(dtype), part["v"], preferred_element_type=zero.dtype)
         return (new, total * fade + p.sum(-1), acc * fade[..., None] + part_sum, state), None
 
     start = (zero + low, zero, jnp.zeros((B, G, R, Lq, width), zero.dtype), zero.reshape(B, G * R, Lq))

@@ -50,9 +50,7 @@ class Spec:
 
     def dense(self, features, name, axis=-1):
         init = nn.initializers.normal(self.init_std)
-        return nn.DenseGeneral(
-            features, axis=axis, use_bias=self.bias, dtype=self.dtype, kernel_init=init, name=name
-        )
+        return nn.DenseGeneral(features, axis=axis, use_bias=self.bias, dtype=self.dtype, kernel_init=init, name=name)
 
 
 class Block(nn.Module):
@@ -140,9 +138,7 @@ class Block(nn.Module):
             return lax.dynamic_update_slice_in_dim(buffer, new.astype(buffer.dtype), at, axis=1)
 
         if past is None:
-            empty = jax.tree.map(
-                lambda t: jnp.zeros((t.shape[0], self.capacity, *t.shape[2:]), t.dtype), keys
-            )
+            empty = jax.tree.map(lambda t: jnp.zeros((t.shape[0], self.capacity, *t.shape[2:]), t.dtype), keys)
         else:
             empty = past["cache"]
         return jax.tree.map(put, empty, keys)

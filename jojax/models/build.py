@@ -20,9 +20,7 @@ def dims_of(config) -> Dims:
     if m.kind not in ("lm", "vit"):
         raise UserError(f"model.kind = {m.kind!r}: choose from lm, vit")
     if not m.head_dim and width % heads:
-        raise UserError(
-            f"model.width = {width} is not divisible by model.heads = {heads}: change one, or set head_dim"
-        )
+        raise UserError(f"model.width = {width} is not divisible by model.heads = {heads}: change one, or set head_dim")
     common = dict(
         heads=heads,
         kv_heads=m.kv_heads or heads,

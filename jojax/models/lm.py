@@ -68,9 +68,7 @@ class LM(nn.Module):
     remat: bool = False
 
     @nn.compact
-    def __call__(
-        self, tokens, *, position=None, segment=None, targets=None, past=None, capacity=0, train=False
-    ):
+    def __call__(self, tokens, *, position=None, segment=None, targets=None, past=None, capacity=0, train=False):
         """tokens [B, L] int; position [B, L] (default: arrival); segment [B, L] int, the document (default: the row).
 
         -> logits [B, L, V] float32, or with targets [B, L] the loss of each in nats, [B, L];
@@ -100,9 +98,7 @@ class LM(nn.Module):
         embed = nn.Embed(spec.dims.vocab, spec.dims.width, dtype=dtype, embedding_init=init, name="embed")
         encoding = self.encoding(name="encoding")
         if encoding.BOUNDED_LENGTH and capacity > spec.dims.length:
-            raise UserError(
-                f"this encoding ends at {spec.dims.length} positions; a cache of {capacity} is beyond it"
-            )
+            raise UserError(f"this encoding ends at {spec.dims.length} positions; a cache of {capacity} is beyond it")
         x, shared, carry = encoding.begin(embed(tokens), ctx)
         x = nn.Dropout(spec.dropout, deterministic=not train)(x)
         x, blocks = stack.run(

@@ -27,7 +27,7 @@ def run(
     at=0,
     capacity=0,
 ):
-    """Inside `module`'s compact method: (x, carry) through spec.dims.depth blocks. -> x [B, L, C], new pasts or None."""
+    """Inside `module`'s compact method: (x, carry) through all blocks. -> x [B, L, C], the new pasts or None."""
     depth = spec.dims.depth
     block = nn.remat(Block, prevent_cse=not scan) if remat else Block
     block = nn.scan(

@@ -16,9 +16,7 @@ def grid_of(image_shape, patch):
     """(height, width) in patches; UserError where the image is no whole number of patches."""
     (H, W), (h, w) = image_shape, patch
     if H % h or W % w:
-        raise UserError(
-            f"an image of {H}×{W} has no whole number of {h}×{w} patches: change model.patch or the size"
-        )
+        raise UserError(f"an image of {H}×{W} has no whole number of {h}×{w} patches: change model.patch or the size")
     return H // h, W // w
 
 
@@ -41,9 +39,9 @@ class ViT(nn.Module):
         grid = grid_of(image.shape[1:3], self.patch)
         B, C = image.shape[0], spec.dims.width
         init = nn.initializers.normal(spec.init_std)
-        x = nn.Conv(
-            C, self.patch, self.patch, padding="VALID", dtype=spec.dtype, kernel_init=init, name="patches"
-        )(image.astype(spec.dtype))
+        x = nn.Conv(C, self.patch, self.patch, padding="VALID", dtype=spec.dtype, kernel_init=init, name="patches")(
+            image.astype(spec.dtype)
+        )
         x = x.reshape(B, -1, C)
         position = jnp.stack(jnp.meshgrid(*map(jnp.arange, grid), indexing="ij"), -1).reshape(-1, 2)
         position = position.astype(wide(spec.dtype)) + jnp.asarray(offset, wide(spec.dtype))

@@ -1,0 +1,126 @@
+"""Every config on its own preset and every preset on the smallest config, by shape alone; docstrings; sweeps."""
+
+import ast
+from pathlib import Path
+
+import jax
+import pytest
+
+from configs import common
+from configs.encodings import PRESETS, preset
+from jojax import config, dry_run, loop
+from jojax.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIGS = sorted(p for p in (ROOT / "configs").glob("*.py") if p.stem not in ("common", "encodings"))
+TEXT_ONLY = {
+    n for n, p in PRESETS.items() if p["name"] in ("joformer", "accumulated", "grape_a", "grape_ap", "xpos")
+} | {
+    "rope",
+    "rope_integer",
+    "rope_matched",
+    "jo_fixed",
+    "jo_learned",
+    "sinusoidal",
+}
+VISION_ONLY = {n for n, p in PRESETS.items() if p.get("form") in ("axial", "mixed") or p.get("kind") == "sincos2d"}
+
+
+def traced(spec, **overrides):
+    """The run of a config with its whole training step traced by shape."""
+    run = loop.Run(config.apply_overrides(config.load(spec), overrides), spec, "")
+    after = jax.eval_shape(run.step_fn, run.like, run.abstract_batch())
+    assert jax.tree.structure(after) == jax.tree.structure(run.like)
+    return run
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_config_traces_and_says_what_it_reproduces(path, monkeypatch, tmp_path):
+    text = ast.get_docstring(ast.parse(path.read_text()))
+    for field in ("Command:", "Table:", "Expected:", "Cost:", "Arguments"):
+        assert field in text, f"{path.name} lacks {field}"
+    monkeypatch.chdir(tmp_path)  # no data here
+    report = dry_run.report(config.load(str(path)), path.stem)
+    assert "parameters:" in report and "memory of the state" in report
+    assert ("split missing" in report) == ("quickstart" not in path.stem)
+
+
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - VISION_ONLY))
+def test_text_preset_on_the_smallest_config(name):
+    traced(f"{ROOT}/configs/quickstart.py:encoding={name},smoke", **{"model.width": 32, "data.length": 16})
+
+
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - TEXT_ONLY))
+def test_vision_preset_on_the_smallest_config(name):
+    traced(f"{ROOT}/configs/quickstart_vit.py:encoding={name},smoke", **{"model.width": 32, "model.depth": 2})
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
+def test_every_point_of_a_sweep_loads(path):
+    points = list(config.module(str(path)).sweep())
+    specs = {f"{path}:{point['arg']}" for point in points}
+    assert len(specs) == len(points) > 1
+    for spec in specs:
+        config.validate(config.load(spec))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - VISION_ONLY))
+@pytest.mark.parametrize("spec", ["wikipedia_lm", "length_extrapolation:size=c128"])
+def test_full_text_grid(name, spec):
+    traced(f"{ROOT}/configs/{spec.replace(':', '.py:') if ':' in spec else spec + '.py:n=128,L=2'},encoding={name}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - TEXT_ONLY))
+@pytest.mark.parametrize("stem", ["cifar100_vit_tiny", "imagenet_vits", "imagenet_vits_jo"])
+def test_full_vision_grid(name, stem):
+    traced(f"{ROOT}/configs/{stem}.py:encoding={name}")
+
+
+def test_presets_and_their_aliases():
+    assert preset("jo_fixed") == preset("rope_qkv") == preset("jo_fixed_qkv")
+    assert preset("rope") == preset("jo_fixed_qk") == preset("rope_qk")
+    assert preset("rope_v")["transport"] == "v"
+    assert preset("rope_axial_learned_qkv")["learned"]
+    for name in ("rop", "alibi_qk", "none_v"):
+        with pytest.raises(ValueError, match="no such preset; there are"):
+            preset(name)
+
+
+@pytest.mark.parametrize(
+    ("arg", "message"),
+    [
+        ("speed=3", "'speed': this config has encoding, seed, smoke"),
+        ("seed=x", "seed wants int"),
+        ("smoke=maybe", "smoke wants bool"),
+    ],
+)
+def test_arguments_behind_the_colon(arg, message):
+    with pytest.raises(UserError, match=message):
+        config.load(f"{ROOT}/configs/quickstart.py:{arg}")
+    assert common.parse("seed=3,smoke").to_dict() == {"encoding": "", "seed": 3, "smoke": True}
+
+
+@pytest.mark.parametrize(
+    ("spec", "body", "encoding"),
+    [
+        # NB's counts; of the projected model without its dead last head (2C² + C/2)
+        ("length_extrapolation.py:size=owt16,encoding=rope", 162_591_488, 0),
+        ("length_extrapolation.py:size=owt16", 162_591_488, 193_760_000 - 162_591_488 - 2 * 768**2 - 384),
+        ("length_extrapolation.py:size=c128,encoding=rope", 5_301_888, 0),
+        ("length_extrapolation.py:size=c128", 5_301_888, 6_522_880 - 5_301_888 - 2 * 128**2 - 64),
+    ],
+)
+def test_parameter_counts_are_the_published_ones(spec, body, encoding):
+    run = loop.Run(config.load(f"{ROOT}/configs/{spec}"), spec, "")
+    counts = loop.result.count_parameters(run.like.params)
+    assert (counts["body"], counts["encoding"]) == (body, encoding)
+
+
+def test_matched_rope_has_the_parameters_of_jo_projected():
+    def total(name):
+        run = loop.Run(config.load(f"{ROOT}/configs/length_extrapolation.py:encoding={name}"), name, "")
+        return loop.result.count_parameters(run.like.params)["total"]
+
+    assert abs(total("rope_matched") / total("jo_projected") - 1) < 1e-3
