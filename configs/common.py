@@ -85,7 +85,8 @@ def _model(kind, **more) -> ConfigDict:
 
 def lm(**data) -> ConfigDict:
     c = _shared()
-    c.model = _model("lm", tied=False, head_bias=True, loss_chunk=512)
+    # match_jo_projected: an MLP so much wider that the parameters are as many as jo_projected's
+    c.model = _model("lm", tied=False, head_bias=True, loss_chunk=512, match_jo_projected=False)
     c.data = ConfigDict(
         dict(
             source="wikipedia_excerpt",  # wikipedia_excerpt | text
@@ -134,24 +135,21 @@ def vit(**data) -> ConfigDict:
     return c
 
 
+def content_angles(name: str) -> bool:
+    """Does the preset learn step angles from content? Their errors add up along the path: they want a lower rate."""
+    options = preset(name)
+    return options["name"] == "joformer" and options.get("angle_source") != "position"
+
+
 def finish(config: ConfigDict, arg: ConfigDict, encoding: str) -> ConfigDict:
-    """Put in the preset and the seed, match parameters where asked, lock."""
+    """Put in the preset and the seed, lock."""
     name = arg.encoding or encoding
     config.encoding = ConfigDict({"preset": name, **preset(name)})  # the name is for tables
     config.seed = arg.seed
-    if name == "rope_matched":
-        match_parameters(config)
+    if name.startswith("rope_matched"):
+        if config.model.kind != "lm":
+            raise ValueError("rope_matched has jo_projected's parameters, which a vision model cannot have")
+        config.model.match_jo_projected = True
     config.lock()
     config.encoding.unlock()
     return config
-
-
-def match_parameters(config):
-    """Widen the MLP by what jo_projected adds: an angle table V·C/2 and depth − 1 heads of F·C/2 + C/2."""
-    m = config.model
-    if m.kind != "lm":
-        raise ValueError("rope_matched matches jo_projected, which needs a language model")
-    half = m.width // 2
-    extra = config.data.vocab * half + (m.depth - 1) * (round(m.mlp_ratio * m.width) + 1) * half
-    unit = m.width * (3 if m.mlp == "swiglu" else 2) + 1  # parameters of one more hidden unit
-    m.mlp_ratio += round(extra / (m.depth * unit)) / m.width

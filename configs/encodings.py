@@ -2,13 +2,17 @@
 
 Aliases (the same mapping, tested): jo_fixed = rope_qkv, jo_fixed_qk = rope, rope_axial_learned_qkv is JoFormer's
 "axial learned" vision row. `rope_matched` is rope with an MLP widened to jo_projected's parameter count
-(`configs.common` sets the width).
+(`model.match_jo_projected`).
+JoFormer's vision families: axial fixed = rope_axial, axial learned (per layer) = rope_axial_learned(_per_layer),
+combined fixed = rope_mixed_fixed, combined learned (per layer) = rope_mixed_learned(_per_layer). `rope_mixed` is the
+RoPE-Mixed of its own paper.
 """
 
 _ROPE = {"name": "rope", "transport": "qk"}
 _JO = {"name": "joformer", "transport": "qkv"}
 _AXIAL = {**_ROPE, "form": "axial", "base": 100.0, "pairing": "interleaved"}
 _MIXED = {**_ROPE, "form": "mixed", "base": 10.0, "pairing": "interleaved"}
+_LEARNED = {"learned": True, "freq_init": "normal"}
 
 PRESETS = {
     "none": {"name": "none"},
@@ -16,14 +20,17 @@ PRESETS = {
     "sincos2d": {"name": "absolute", "kind": "sincos2d"},
     "learned": {"name": "absolute", "kind": "learned"},
     "alibi": {"name": "grape_a", "gate": "alibi"},
-    "grape_ap": {"name": "grape_ap"},
+    "grape_ap_strict": {"name": "grape_ap"},
     "rope": _ROPE,
     "rope_matched": _ROPE,
     "rope_integer": {**_ROPE, "freq": "integer", "pairing": "interleaved"},
     "rope_axial": _AXIAL,
-    "rope_axial_learned": {**_AXIAL, "learned": True, "freq_init": "normal", "angle_share_layers": True},
+    "rope_axial_learned": {**_AXIAL, **_LEARNED, "angle_share_layers": True},
+    "rope_axial_learned_per_layer": {**_AXIAL, **_LEARNED},
     "rope_mixed": {**_MIXED, "learned": True},
     "rope_mixed_fixed": _MIXED,
+    "rope_mixed_learned": {**_MIXED, **_LEARNED, "angle_share_layers": True},
+    "rope_mixed_learned_per_layer": {**_MIXED, **_LEARNED},
     "xpos": {"name": "xpos", "transport": "qk"},
     "jo_fixed": {**_ROPE, "transport": "qkv"},
     "jo_learned": {**_ROPE, "transport": "qkv", "learned": True, "angle_share_heads": True},

@@ -14,7 +14,8 @@ def get_config(arg=None):
     arg = common.parse(arg)
     c = common.lm(length=128, vocab=2048)
     c.steps, c.batch_size = 700, 16
-    c.optim.lr, c.optim.warmup_steps, c.optim.encoding_lr = 2e-3, 50, 0.1
+    c.optim.lr, c.optim.warmup_steps = 2e-3, 50
+    c.optim.encoding_lr = 0.1 if common.content_angles(arg.encoding or "jo_projected") else 1.0
     c.checkpoint.every_steps, c.log.every_steps = 200, 25
     c.eval.lengths = (128, 256, 512, 1024)
     if arg.smoke:

@@ -7,8 +7,9 @@ Expected: validation perplexity at n=512, L=6: projected 18.23, RoPE 18.67, sinu
     source has these figures; tokenizer and windows unpublished, so compare bits per byte)
 Cost: 200,000 steps of 32 × 64 (legacy) or 32 × 256 tokens; about an hour to a few on one GPU
 Arguments: n=128|256|512, L=2|4|6, context=64|256, encoding=NAME, seed=N, smoke
-Deviations: heads of width 64 (context=64: one head, integer frequencies with encoding=rope_integer, as published);
-    the published projected block has no residual around its attention: ours has.
+Deviations: heads of width 64 (context=64: one head, integer frequencies with encoding=rope_integer, as published). The
+    published projected block has a further C × C map and no residual around its attention: ours is the common block,
+    with C² + C parameters less. We report the last step, not the best of many evaluations. The sweep is at context 256.
 """
 
 from configs import common
@@ -29,6 +30,7 @@ def get_config(arg=None):
     c.model.update(width=arg.n, depth=arg.L, heads=1 if legacy else arg.n // 64, dropout=0.2)
     c.steps, c.batch_size = 200_000, 32
     c.optim.update(lr=2e-4, weight_decay=0.01, schedule="constant", clip=0.0 if legacy else 1.0)
+    c.optim.update(decay_norm_bias=legacy, encoding_decay=legacy)
     c.eval.every_steps, c.checkpoint.every_steps, c.log.every_steps = 10_000, 5000, 100
     if arg.smoke:
         c.steps, c.batch_size = 4, 4

@@ -1,4 +1,5 @@
-"""Exact evaluation: `python -m jojax.evaluate --workdir DIR [--lengths 512,1024] [--stride N] [--resolutions 32,48]`.
+"""Exact evaluation: `python -m jojax.evaluate --workdir DIR [--lengths 512,1024 [--stride N]] [--resolutions 32,48]
+[--offsets 0,10]`.
 
 Every example of a split counts once, padded and masked, in the same number of steps on every host; sums over
 counts. What is found is added to DIR/result.json with its protocol.
@@ -16,6 +17,7 @@ from jojax import checkpoint, cli, metrics, shard, task, writer
 from jojax.data.stream import eval_batches
 from jojax.encodings.build import load
 from jojax.errors import UserError
+from jojax.models.build import pair
 
 
 def even(batch_size, mesh):
@@ -29,7 +31,7 @@ def evaluate_split(job: task.Task, params, mesh, *, source=None, offset=None):
 
     UserError where fewer or more examples were scored than the split has."""
     rows, transform = source or job.valid
-    size = even(job.config.eval.batch_size, mesh)
+    size = even(min(job.config.eval.batch_size, len(rows)), mesh)
     batches = eval_batches(rows, size, jax.process_index(), jax.process_count(), transform=transform)
     constants = job.eval_constants() if offset is None else np.asarray(offset, np.float32)
     total = None
@@ -44,19 +46,30 @@ def evaluate_split(job: task.Task, params, mesh, *, source=None, offset=None):
 
 
 def evaluate_resolutions(config, params, mesh, resolutions, offsets=((0.0, 0.0),)):
-    """Top-1 of a vision model at other image sizes and coordinate offsets, zero-shot (nothing is fine-tuned).
+    """Top-1 of a vision model at other image sizes (int or (height, width)) and coordinate offsets (y, x) in patches,
+    zero-shot: nothing is fine-tuned. Tables that depend on the grid are resized by the encoding.
 
-    Tables that depend on the grid are resized by the encoding. -> [{resolution, offset, …metrics, scored}]"""
+    -> {protocol, rows: [{resolution, offset, …metrics, scored}]}. UserError: a size that is no whole number of
+    patches, or an offset for an encoding that is a table and has no answer outside it."""
+    old = task.make(config)
+    if old.model.encoding(parent=None).BOUNDED_LENGTH and np.any(np.asarray(offsets)):
+        raise UserError(f"{label(config)} is a table of the training grid: it has no answer at an offset")
     rows = []
     for resolution in resolutions:
-        other = ConfigDict(config.to_dict())
-        other.data.image_size = resolution
-        job, old = task.make(other), task.make(config)
+        job = at_resolution(config, resolution)
         fitted = resized(config, params, old.model.spec.dims.grid, job.model.spec.dims.grid)
         for offset in offsets:
             values, scored = evaluate_split(job, fitted, mesh, offset=offset)
             rows.append({"resolution": resolution, "offset": list(offset), **values, "scored": scored})
-    return rows
+    return {"protocol": "zero-shot, every example once; tables of positions resized to the new grid", "rows": rows}
+
+
+def at_resolution(config, resolution):
+    """The task of `config` with images of another size."""
+    other = ConfigDict(config.to_dict())
+    with other.ignore_type():  # an int or a pair, whichever the config has
+        other.data.image_size = resolution
+    return task.make(other)
 
 
 def resized(config, params, old_grid, new_grid):
@@ -67,6 +80,11 @@ def resized(config, params, old_grid, new_grid):
     return {**params, "encoding": resize(params["encoding"], old_grid, new_grid)}
 
 
+def label(config):
+    """The encoding's name in tables: its preset, else its module."""
+    return config.encoding.get("preset", config.encoding.name)
+
+
 # ------------------------------------------------------------------------------------ command
 def restore(workdir):
     """(result.json, config, task, parameters on a mesh, mesh) of a run."""
@@ -74,7 +92,7 @@ def restore(workdir):
     if result is None:
         raise UserError(f"{workdir} has no result.json: give the workdir of a run of jojax.train")
     config = ConfigDict(_tuples(result["config"]))
-    mesh = shard.make_mesh(config.mesh)
+    mesh = _mesh(config.mesh)
     job = task.make(config)
     shapes = jax.eval_shape(job.init, jax.random.key(0))
     like = jax.tree.map(
@@ -88,6 +106,14 @@ def restore(workdir):
     return result, config, job, params, mesh
 
 
+def _mesh(sizes):
+    """The run's mesh, or where there are other devices now, parameters split over all of them."""
+    try:
+        return shard.make_mesh(sizes)
+    except UserError:
+        return shard.make_mesh({"fsdp": -1})
+
+
 def _tuples(value):
     """JSON's lists back to the tuples that configs use."""
     if isinstance(value, dict):
@@ -95,53 +121,73 @@ def _tuples(value):
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def _numbers(text, kind=int, name=""):
+def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=()):
+    """Evaluate the newest checkpoint of a run and add what is found to its result.json. -> the new result.
+
+    lengths, stride: see extrapolate.evaluate_lengths (language models). resolutions, offsets: see
+    evaluate_resolutions; an offset counts for both axes (vision models)."""
+    from jojax import extrapolate
+
+    result, config, job, params, mesh = restore(workdir)
+    if job.unit == "images" and (lengths or stride):
+        raise UserError("--lengths and --stride are for language models; this run trained a vision model")
+    if job.unit == "tokens" and (resolutions or offsets):
+        raise UserError("--resolutions and --offsets are for vision models; this run trained a language model")
+    if stride and not lengths:
+        raise UserError("--stride slides windows of given lengths: give --lengths too")
+    values, scored = evaluate_split(job, params, mesh)
+    say("valid:", "  ".join(f"{k} {v:.4f}" for k, v in values.items()), f" ({scored:,} {job.unit} scored)")
+    result["evaluation"] = {**values, "scored": scored}
+    if lengths:
+        key = "sliding" if stride else "extrapolation"
+        result[key] = extrapolate.evaluate_lengths(job, params, mesh, lengths, stride=stride)
+        say(extrapolate.table(result[key]))
+        if jax.process_index() == 0:
+            say("plot:", extrapolate.plot({label(config): result[key]}, Path(workdir) / f"{key}.png"))
+    if resolutions or offsets:
+        sizes, shifts = resolutions or (config.data.image_size,), [(o, o) for o in offsets or (0.0,)]
+        result["resolutions"] = evaluate_resolutions(config, params, mesh, sizes, shifts)
+        for row in result["resolutions"]["rows"]:
+            size = "×".join(map(str, pair(row["resolution"])))
+            say(f"{size:>9} px  offset {row['offset'][0]:g}  top-1 {row['accuracy']:.4f}")
+    if jax.process_index() == 0:
+        writer.write_result(workdir, result)
+    return result
+
+
+def say(*parts):
+    if jax.process_index() == 0:
+        print(*parts, flush=True)
+
+
+def _numbers(name, kind=int):
+    text = getattr(flags.FLAGS, name)
     try:
         return tuple(kind(part) for part in text.split(",") if part)
     except ValueError:
         raise UserError(f"--{name}={text}: give numbers separated by commas") from None
 
 
-def main(_):
-    from jojax import extrapolate
+def _size(text):
+    """'32' -> 32, '32x48' -> (32, 48), height first."""
+    sides = tuple(int(side) for side in text.split("x"))
+    return sides if len(sides) == 2 else int(text)
 
-    workdir = Path(flags.FLAGS.workdir)
-    result, config, job, params, mesh = restore(workdir)
-    lengths = _numbers(flags.FLAGS.lengths, name="lengths")
-    resolutions = _numbers(flags.FLAGS.resolutions, name="resolutions")
-    offsets = _numbers(flags.FLAGS.offsets, float, "offsets") or (0.0,)
-    if job.unit == "images" and (lengths or flags.FLAGS.stride):
-        raise UserError("--lengths and --stride are for language models; this run trained a vision model")
-    if job.unit == "tokens" and (resolutions or flags.FLAGS.offsets):
-        raise UserError("--resolutions and --offsets are for vision models; this run trained a language model")
-    values, scored = evaluate_split(job, params, mesh)
-    print("valid:", "  ".join(f"{k} {v:.4f}" for k, v in values.items()), f" ({scored:,} {job.unit} scored)")
-    result["evaluation"] = {**values, "scored": scored}
-    if lengths:
-        key = "sliding" if flags.FLAGS.stride else "extrapolation"
-        result[key] = extrapolate.evaluate_lengths(job, params, mesh, lengths, stride=flags.FLAGS.stride)
-        print(extrapolate.table(result[key]))
-        if jax.process_index() == 0:
-            print(
-                "plot:",
-                extrapolate.plot(
-                    {config.encoding.get("preset", config.encoding.name): result[key]}, workdir / f"{key}.png"
-                ),
-            )
-    if resolutions or flags.FLAGS.offsets:
-        sizes = resolutions or (config.data.image_size,)
-        rows = evaluate_resolutions(config, params, mesh, sizes, [(o, o) for o in offsets])
-        result["resolutions"] = {"protocol": "zero-shot, whole valid split", "rows": rows}
-        for row in rows:
-            print(f"{row['resolution']:>5} px  offset {row['offset'][0]:g}  top-1 {row['accuracy']:.4f}")
-    if jax.process_index() == 0:
-        writer.write_result(workdir, result)
+
+def main(_):
+    evaluate_run(
+        flags.FLAGS.workdir,
+        lengths=_numbers("lengths"),
+        stride=flags.FLAGS.stride,
+        resolutions=_numbers("resolutions", _size),
+        offsets=_numbers("offsets", float),
+    )
 
 
 if __name__ == "__main__":
     flags.DEFINE_string("workdir", None, "the run's folder", required=True)
     flags.DEFINE_string("lengths", "", "window lengths, e.g. 512,1024; each must divide the largest")
     flags.DEFINE_integer("stride", 0, "sliding windows with this stride instead of disjoint ones", lower_bound=0)
-    flags.DEFINE_string("resolutions", "", "image sizes, e.g. 32,48")
+    flags.DEFINE_string("resolutions", "", "image sizes, e.g. 32,48 or, height first, 32x48")
     flags.DEFINE_string("offsets", "", "added to both coordinates, in patches, e.g. 0,0.5,10")
     cli.run_main(main)

@@ -16,37 +16,45 @@ from jax.experimental import multihost_utils
 from jojax import shard
 from jojax.data import windows
 from jojax.data.stream import eval_batches
-from jojax.encodings.build import load
 from jojax.errors import UserError
-from jojax.evaluate import even
+from jojax.evaluate import even, label
 
 BINS = 64  # of the loss by position
+
+
+def window_sets(job, lengths, stride=0):
+    """({length: windows of the valid split}, [lengths beyond the encoding's table]).
+
+    UserError: nothing is left to score, lengths that do not divide the largest, or no document is long enough."""
+    trained = job.config.data.length
+    bounded = job.model.encoding(parent=None).BOUNDED_LENGTH
+    refused = sorted({n for n in lengths if bounded and n > trained})
+    lengths = sorted(set(lengths) - set(refused))
+    if not lengths:
+        raise UserError(
+            f"encoding {label(job.config)} is a table of {trained} positions and has no answer at {refused[0]}: "
+            f"evaluate it at lengths up to {trained}"
+        )
+    text, most = job.corpus("valid"), job.config.eval.document_tokens
+    if stride:
+        return {n: windows.sliding_windows(text, n, stride, most) for n in lengths}, refused
+    return windows.common_windows(text, lengths, most), refused
 
 
 def evaluate_lengths(job, params, mesh, lengths, *, stride=0):
     """-> {protocol, lengths: {length: {loss, ppl, tail_loss, tail_ppl, bits_per_byte, scored, ratio, …}}}.
 
     `ratio` is the perplexity over that of the shortest length. Losses in nats a token. `standard_error` of the
-    loss is over documents, each weighted by its predictions."""
+    loss is over documents, each weighted by its predictions. UserError: see window_sets."""
     trained = job.config.data.length
-    bounded = job.model.encoding(parent=None).BOUNDED_LENGTH
-    refused = [n for n in lengths if bounded and n > trained]
-    lengths = sorted(set(lengths) - set(refused))
-    if not lengths:
-        name = load(job.config.encoding.name).__name__
-        raise UserError(f"{name} is a table of {trained} positions: it has no answer at {refused[0]}")
-    text, most = job.corpus("valid"), job.config.eval.document_tokens
-    if stride:
-        sets = {n: windows.sliding_windows(text, n, stride, most) for n in lengths}
-    else:
-        sets = windows.common_windows(text, lengths, most)
+    sets, refused = window_sets(job, lengths, stride)
     token_bytes = job.eval_constants()
-    scores = {n: Score(job, params, mesh, sets[n], n, token_bytes).summary(trained) for n in lengths}
-    shortest = scores[lengths[0]]["ppl"]
+    scores = {n: Score(job, params, mesh, rows, n, token_bytes).summary(trained) for n, rows in sets.items()}
+    shortest = scores[min(scores)]["ppl"]
     for row in scores.values():
         row["ratio"] = row["ppl"] / shortest
     protocol = {
-        "windows": {str(n): sets[n].protocol for n in lengths},
+        "windows": {str(n): rows.protocol for n, rows in sets.items()},
         "training_length": trained,
         "tail": f"last {trained} positions of a window",
         "refused": {str(n): "beyond the encoding's table" for n in refused},
@@ -64,7 +72,7 @@ class Score:
         self.loss, self.count = np.zeros(length), np.zeros(length)  # by position
         self.documents: dict[int, np.ndarray] = {}  # document -> (loss, count)
         self.bytes = 0
-        size = even(max(1, job.config.eval.tokens_per_batch // length), mesh)
+        size = even(min(max(1, job.config.eval.tokens_per_batch // length), len(rows)), mesh)
         batches = eval_batches(rows, size, jax.process_index(), jax.process_count())
         step = _step(job)
         for _ in range(len(batches)):

@@ -1,12 +1,13 @@
 """Training and evaluation of one run, from start or from where it stopped, to its result.json."""
 
+import contextlib
 import time
 from pathlib import Path
 
 import jax
 from flax import traverse_util
 
-from jojax import checkpoint, clock, evaluate, metrics, optim, result, shard, state, step, task, writer
+from jojax import checkpoint, clock, evaluate, extrapolate, metrics, optim, result, shard, state, step, task, writer
 from jojax.data.stream import train_batches
 from jojax.errors import UserError
 
@@ -28,10 +29,9 @@ def train_and_evaluate(config, name, overrides, workdir) -> int:
             say(f"{workdir} is finished (result.json); choose another --workdir to run it again")
             return 0
     run = Run(config, name, workdir)
+    run.open_data()
     record = result.describe_run(config, name, overrides) | {"state": "running"}
     record["parameters"] = result.count_parameters(run.like.params)
-    if jax.process_index() == 0:
-        writer.write_result(workdir, record)
     describe(run, record)
     code = run.train(record)
     if code == 0:
@@ -53,8 +53,18 @@ class Run:
         self.like = state.abstract_state(job.init, self.tx, self.mesh, ema=ema, aux=job.aux)
         where = jax.tree.map(lambda leaf: leaf.sharding, self.like)
         self.step_fn = step.make_train_step(job.loss, self.tx, config, where)
-        self.clock = clock.Clock()
         self.compile_seconds = 0.0
+
+    def open_data(self):
+        """Open all that training and the evaluations after it will read, so that what is missing or does not fit is
+        told at once and before anything is written."""
+        self.data = self.job.train_source()
+        _ = self.job.valid
+        if self.job.unit == "tokens" and self.config.eval.lengths:
+            extrapolate.window_sets(self.job, self.config.eval.lengths)
+        if self.job.unit == "images":
+            for resolution in self.config.eval.resolutions:
+                evaluate.at_resolution(self.config, resolution)
 
     def abstract_batch(self):
         where = shard.batch_sharding(self.mesh)
@@ -62,18 +72,22 @@ class Run:
         return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), shapes)
 
     def start_state(self, saved: checkpoint.Checkpoints):
-        """Own checkpoint → config.resume → config.init_from (parameters only) → from the seed."""
+        """Own checkpoint → config.resume → config.init_from (parameters only) → from the seed. Starts the clock."""
         found = saved.restore_latest(self.like)
         if found is None and self.config.resume:
-            with checkpoint.Checkpoints(self.config.resume) as other:
+            with checkpoint.Checkpoints(self.config.resume, read_only=True) as other:
                 found = other.restore_latest(self.like)
             if found is None:
                 raise UserError(f"config.resume = {self.config.resume}: no checkpoint there")
         if found is not None:
             now, meta = found
+            done, steps = int(now.step), self.config.steps
+            if done > steps:
+                raise UserError(f"the checkpoint is at step {done}, config.steps = {steps} ends before it: raise steps")
+            self.clock = clock.Clock()
             self.clock.restore(meta["clock"])
             self.compile_seconds = meta["compile_seconds"]
-            say(f"going on from step {int(now.step)}")
+            say(f"going on from step {done}")
             return now
         now = state.init_state(
             self.job.init, self.tx, self.mesh, self.config.seed, ema=self.like.ema is not None, aux=self.job.aux
@@ -82,52 +96,74 @@ class Run:
             params, difference = checkpoint.restore_params(self.config.init_from, now.params)
             say(f"parameters from {self.config.init_from}" + (f", but {difference}" if difference else ""))
             now = now.replace(params=params, ema=None if now.ema is None else jax.tree.map(lambda t: t + 0, params))
+        self.clock = clock.Clock()
         return now
 
-    def train(self, record) -> int:
-        config, steps = self.config, self.config.steps
-        source, transform = self.job.train_source()
+    def batches(self, start):
+        (source, transform), config = self.data, self.config
         say(f"train split: {len(source):,} examples of {self.job.units_per_step // config.batch_size} {self.job.unit}")
+        return train_batches(
+            source,
+            config.batch_size,
+            config.seed,
+            start_step=start,
+            transform=transform,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+
+    def train(self, record) -> int:
+        """-> exit code. Writes the record as soon as there is a state to train, adds the final metrics to it."""
+        config, primary = self.config, jax.process_index() == 0
         with (
             checkpoint.Checkpoints(self.workdir, config.checkpoint.keep) as saved,
             clock.Preemption() as stop,
         ):
             now = self.start_state(saved)
-            done = int(now.step)
-            primary = jax.process_index() == 0
-            data = train_batches(
-                source,
-                config.batch_size,
-                config.seed,
-                start_step=done,
-                transform=transform,
-                process_index=jax.process_index(),
-                process_count=jax.process_count(),
-            )
+            if primary:
+                writer.write_result(self.workdir, record)
             train_step = self.compiled(now)
-            with writer.Writer(self.workdir, start=done, primary=primary) as out:
-                self.clock.begin(done)
-                while done < steps:
-                    with self.clock.waiting():
-                        batch = shard.to_global(next(data), self.mesh)
-                    now = train_step(now, batch)
-                    done += 1
-                    if clock.every(done, config.log.every_steps, steps):
-                        self.log(out, now, done)
-                    wanted = shard.any_process(bool(stop.requested))
-                    if wanted or clock.every(done, config.checkpoint.every_steps, steps):
-                        self.save(saved, now, done)
-                    if wanted:
-                        saved.wait()
-                        say(f"stopped by {stop.requested} after step {done}; the same command goes on from here")
-                        data.close()
-                        return EXIT_PREEMPTED
-                    if done < steps and config.eval.every_steps and done % config.eval.every_steps == 0:
-                        self.evaluate(out, now, done)
-                data.close()
-                record["metrics"], record["scored"] = self.evaluate(out, now, done)
-        self.final = now
-        return 0
+            start = int(now.step)
+            with (
+                writer.Writer(self.workdir, start=start, primary=primary) as out,
+                contextlib.closing(self.batches(start)) as data,
+            ):
+                self.final, code = self.loop(now, train_step, data, out, saved, stop)
+                if code == 0:
+                    record["metrics"], record["scored"] = self.evaluate(out, self.final, config.steps)
+                    code = EXIT_PREEMPTED if shard.any_process(bool(stop.requested)) else 0
+        return code
+
+    def loop(self, now, train_step, data, out, saved, stop):
+        """Steps up to the last one or a signal. -> state, exit code."""
+        config, steps = self.config, self.config.steps
+        done = int(now.step)
+        self.clock.begin(done)
+        # a kill between a checkpoint and the evaluation of the same step leaves that one to be done
+        self.told = {line["step"] for line in writer.read_metrics(self.workdir) if "valid/loss" in line}
+        if self.evaluation_due(done) and shard.any_process(jax.process_index() == 0 and done not in self.told):
+            self.evaluate(out, now, done)
+        while done < steps:
+            with self.clock.waiting():
+                batch = shard.to_global(next(data), self.mesh)
+            now = train_step(now, batch)
+            done += 1
+            if clock.every(done, config.log.every_steps, steps):
+                self.log(out, now, done)
+            wanted = shard.any_process(bool(stop.requested))
+            if wanted or clock.every(done, config.checkpoint.every_steps, steps):
+                self.save(saved, now, done)
+            if wanted:
+                saved.wait()
+                say(f"stopped by {stop.requested} after step {done}; the same command goes on from here")
+                return now, EXIT_PREEMPTED
+            if self.evaluation_due(done):
+                self.evaluate(out, now, done)
+        return now, 0
+
+    def evaluation_due(self, done):
+        """Inside the run: the evaluation at its end is always done."""
+        return 0 < done < self.config.steps and clock.every(done, self.config.eval.every_steps, self.config.steps)
 
     def compiled(self, now):
         start = time.monotonic()
@@ -147,16 +183,18 @@ class Run:
         out.print(writer.progress_line(done, self.config.steps, shown, speed, self.job.unit, waiting, left))
 
     def check_finite(self, now):
+        """Waits for the step, too, so that its time counts as training."""
         bad = int(now.bad_step)
         if bad >= 0:
             raise UserError(
                 f"the loss or its gradient was not finite at step {bad}; nothing later was saved. "
-                f"Lower optim.lr ({self.config.optim.lr:g}) or set optim.clip, and run again from the last checkpoint"
+                f"Lower optim.lr ({self.config.optim.lr:g}) or set optim.clip, and run in another --workdir; "
+                f"--config.resume={self.workdir} goes on from the last checkpoint, if there is one before that step"
             )
 
     def save(self, saved, now, done):
+        self.check_finite(now)
         with self.clock.paused():
-            self.check_finite(now)
             meta = {
                 "config_name": self.name,
                 "clock": self.clock.state(),
@@ -165,13 +203,15 @@ class Run:
             saved.save(done, now, meta)
 
     def evaluate(self, out, now, done):
-        """Exact metrics of the valid split, of the parameters and of their average."""
+        """Exact metrics of the valid split, of the parameters and of their average. -> values, number scored."""
+        self.check_finite(now)
         with self.clock.paused():
             values, scored = evaluate.evaluate_split(self.job, now.params, self.mesh)
             if now.ema is not None:
                 average, _ = evaluate.evaluate_split(self.job, now.ema, self.mesh)
                 values |= {f"ema_{k}": v for k, v in average.items()}
-            out.scalars(done, {f"valid/{k}": v for k, v in values.items()})
+            if done not in self.told:
+                out.scalars(done, {f"valid/{k}": v for k, v in values.items()})
             out.print(f"step {done}: valid " + "  ".join(f"{k} {v:.4g}" for k, v in values.items()))
         return values, scored
 
@@ -188,16 +228,13 @@ def finish(run: Run, record):
     }
     params = run.final.params
     if job.unit == "tokens" and config.eval.lengths:
-        from jojax import extrapolate
-
         record["extrapolation"] = extrapolate.evaluate_lengths(job, params, run.mesh, config.eval.lengths)
         say(extrapolate.table(record["extrapolation"]))
         if jax.process_index() == 0:
-            plotted = {label(config): record["extrapolation"]}
+            plotted = {evaluate.label(config): record["extrapolation"]}
             say(f"plot: {extrapolate.plot(plotted, run.workdir / 'extrapolation.png')}")
     if job.unit == "images" and config.eval.resolutions:
-        rows = evaluate.evaluate_resolutions(config, params, run.mesh, config.eval.resolutions)
-        record["resolutions"] = {"protocol": "zero-shot, whole valid split", "rows": rows}
+        record["resolutions"] = evaluate.evaluate_resolutions(config, params, run.mesh, config.eval.resolutions)
     record["state"] = "finished"
     if jax.process_index() == 0:
         say(f"result: {writer.write_result(run.workdir, record)}")
@@ -222,10 +259,6 @@ def describe(run: Run, record):
         f"devices: {d['count']} × {d['kind']} in {d['processes']} process(es), mesh {dict(run.mesh.shape)}\n"
         f"workdir: {run.workdir}"
     )
-
-
-def label(config):
-    return config.encoding.get("preset", config.encoding.name)
 
 
 def say(line):

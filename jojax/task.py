@@ -84,7 +84,7 @@ class Text(Task):
         """[B, L] nats, float32 or wider."""
         keys = ("position", "segment", "targets")
         given = {k: batch[k] for k in keys}
-        return self.apply(params, batch["tokens"], **given, train=train, rngs=rngs)
+        return self.apply(params, batch["tokens"], **given, train=train, rngs=rngs or evaluation_rngs())
 
     def loss(self, params, batch, rngs, train):
         return *losses.sums(self.nll(params, batch, rngs, train), batch["weight"]), {}
@@ -170,6 +170,11 @@ class Images(Task):
     def eval_constants(self):
         """The coordinate offset (y, x), in patches."""
         return np.zeros(2, np.float32)
+
+
+def evaluation_rngs():
+    """Encodings that draw at random draw the same in every evaluation, and each block its own."""
+    return {"encoding": jax.random.key(0)}
 
 
 def make(config) -> Text | Images:

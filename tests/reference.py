@@ -1,7 +1,9 @@
-"""The causal LM in plain NumPy float64 loops, from the formulas alone: frames as dense matrices, biases as tables.
+"""The models in plain NumPy float64 loops, from the formulas alone: frames as dense matrices, biases as tables.
 
-One document a call. `encode(params of one block, x, tokens, extra)` gives, per key head, frames A [L, G, D, D], value
-frames (or None) and, per query head, bias [H, L, L]. Nothing of jojax is used.
+One document or image a call. `encode(layer, p, h, x, before)` answers for one block. It gets the block's number, the
+encoding's parameters there, its normalised and its raw input [L, C], and (activation [L, F], the encoding's
+parameters) of the block before it, None in the first. It returns A [L, G, D, D], value frames likewise or None, and
+the bias [H, L, L] or 0. Nothing of jojax is used.
 """
 
 import numpy as np
@@ -13,48 +15,73 @@ def layer_norm(x, p, eps=1e-5):
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps) * p["scale"] + p["bias"]
 
 
-def plane_rotation(angles):
-    """Dense rotation by half-split planes, through the matrix exponential of the generator: [D, D]."""
+def gelu(u):
+    return u * 0.5 * (1 + erf(u / np.sqrt(2)))
+
+
+def dense(x, p):
+    return x @ p["kernel"] + p["bias"]
+
+
+def plane_rotation(angles, pairing="half"):
+    """Dense rotation of the planes, through the matrix exponential of the generator: [D, D]."""
     n = len(angles)
     generator = np.zeros((2 * n, 2 * n))
     for b, angle in enumerate(angles):
-        generator[b + n, b], generator[b, b + n] = angle, -angle
+        i, j = (b, b + n) if pairing == "half" else (2 * b, 2 * b + 1)
+        generator[j, i], generator[i, j] = angle, -angle
     return expm(generator)
 
 
-def attention(h, p, A, V, bias):
-    """c_k = Σ_j softmax_j(q_kᵀ A_k⁻¹ A_j k_j /√d + b_kj) P_{j→k} v_j over j ≤ k, then the output projection."""
+def attention(h, p, A, V, bias, causal):
+    """c_k = Σ_j softmax_j(q_kᵀ A_k⁻¹ A_j k_j /√d + b_kj) P_{j→k} v_j, causal over j ≤ k, then the output projection."""
     q, k, v = (np.einsum("lc,chd->lhd", h, p[n]["kernel"]) + p[n]["bias"] for n in ("query", "key", "value"))
     L, H, D = q.shape
     group = H // k.shape[1]
-    out = np.zeros((L, H, D))
+    out, bias = np.zeros((L, H, D)), np.broadcast_to(bias, (H, L, L))
     for head in range(H):
         g = head // group
         for t in range(L):
             back = np.linalg.inv(A[t, g])
-            s = [q[t, head] @ back @ A[j, g] @ k[j, g] / np.sqrt(D) + bias[head, t, j] for j in range(t + 1)]
+            seen = range(t + 1 if causal else L)
+            s = [q[t, head] @ back @ A[j, g] @ k[j, g] / np.sqrt(D) + bias[head, t, j] for j in seen]
             w = np.exp(np.array(s) - max(s))
             w /= w.sum()
             home = np.eye(D) if V is None else np.linalg.inv(V[t, g])
-            travel = [np.eye(D) if V is None else V[j, g] for j in range(t + 1)]
-            out[t, head] = sum(w[j] * home @ travel[j] @ v[j, g] for j in range(t + 1))
+            travel = [np.eye(D) if V is None else V[j, g] for j in seen]
+            out[t, head] = sum(w[j] * home @ travel[j] @ v[j, g] for j in seen)
     return np.einsum("lhd,hdc->lc", out, p["out"]["kernel"]) + p["out"]["bias"]
 
 
-def forward(params, tokens, encode, depth):
-    """Logits [L, V]. `encode(layer, encoding params of the block, h, hidden of the block before)`."""
-    x = params["embed"]["embedding"][tokens]
-    hidden = None
+def blocks(params, x, encode, depth, causal):
+    """[L, C] through all blocks and the last norm."""
+    before = None
     for layer in range(depth):
         p = pick(params["blocks"], layer, depth)
+        own = p.get("encoding", {})
         h = layer_norm(x, p["norm_attention"])
-        A, V, bias = encode(layer, p.get("encoding", {}), h, hidden)
-        x = x + attention(h, p, A, V, bias)
-        u = layer_norm(x, p["norm_mlp"]) @ p["mlp_in"]["kernel"] + p["mlp_in"]["bias"]
-        g = u * 0.5 * (1 + erf(u / np.sqrt(2)))
-        hidden = (g, p.get("encoding", {}))
-        x = x + g @ p["mlp_out"]["kernel"] + p["mlp_out"]["bias"]
-    return layer_norm(x, params["norm"]) @ params["head"]["kernel"] + params["head"]["bias"]
+        x = x + attention(h, p, *encode(layer, own, h, x, before), causal)
+        g = gelu(dense(layer_norm(x, p["norm_mlp"]), p["mlp_in"]))
+        before = (g, own)
+        x = x + dense(g, p["mlp_out"])
+    return layer_norm(x, params["norm"])
+
+
+def forward(params, tokens, encode, depth, begin=lambda x: x):
+    """Logits [L, V] of the language model; `begin` changes the embedding [L, C]."""
+    x = blocks(params, begin(params["embed"]["embedding"][tokens]), encode, depth, causal=True)
+    return dense(x, params["head"])
+
+
+def vit(params, image, encode, depth, patch, begin=lambda x: x):
+    """Logits [classes] of the vision transformer; image [height, width, 3]. A class token where there is a "cls"."""
+    (h, w), kernel = patch, params["patches"]["kernel"]
+    corners = [(y, x) for y in range(0, image.shape[0], h) for x in range(0, image.shape[1], w)]
+    x = np.array([np.tensordot(image[y : y + h, x : x + w], kernel, 3) for y, x in corners]) + params["patches"]["bias"]
+    if "cls" in params:
+        x = np.concatenate([params["cls"][0], x])
+    x = blocks(params, begin(x), encode, depth, causal=False)
+    return dense(x[0] if "cls" in params else x.mean(0), params["head"])
 
 
 def pick(tree, layer, depth):
@@ -69,9 +96,9 @@ def omega(D, base=1e4):
     return base ** (-2 * np.arange(D // 2) / D)
 
 
-def frames(angles):
+def frames(angles, pairing="half"):
     """angles [L, G, D/2] -> [L, G, D, D]"""
-    return np.array([[plane_rotation(a) for a in site] for site in angles])
+    return np.array([[plane_rotation(a, pairing) for a in site] for site in angles])
 
 
 def slopes(H):

@@ -108,8 +108,9 @@ def test_arguments_behind_the_colon(arg, message):
         # NB's counts; of the projected model without its dead last head (2C² + C/2)
         ("length_extrapolation.py:size=owt16,encoding=rope", 162_591_488, 0),
         ("length_extrapolation.py:size=owt16", 162_591_488, 193_760_000 - 162_591_488 - 2 * 768**2 - 384),
-        ("length_extrapolation.py:size=c128,encoding=rope", 5_301_888, 0),
-        ("length_extrapolation.py:size=c128", 5_301_888, 6_522_880 - 5_301_888 - 2 * 128**2 - 64),
+        ("length_extrapolation.py:size=c128,encoding=rope", 9_413_888, 0),
+        ("length_extrapolation.py:size=c128", 9_413_888, 11_626_048 - 9_413_888),
+        ("wikipedia_lm.py:n=128,L=6,context=64,encoding=rope_integer", 5_301_888, 0),
     ],
 )
 def test_parameter_counts_are_the_published_ones(spec, body, encoding):
@@ -118,9 +119,17 @@ def test_parameter_counts_are_the_published_ones(spec, body, encoding):
     assert (counts["body"], counts["encoding"]) == (body, encoding)
 
 
-def test_matched_rope_has_the_parameters_of_jo_projected():
+@pytest.mark.parametrize(
+    "changes", [{}, {"model.depth": 5, "model.kv_heads": 1}, {"model.mlp": "swiglu", "data.vocab": 300}]
+)
+def test_matched_rope_has_the_parameters_of_jo_projected(changes):
     def total(name):
-        run = loop.Run(config.load(f"{ROOT}/configs/length_extrapolation.py:encoding={name}"), name, "")
+        settings = config.load(f"{ROOT}/configs/length_extrapolation.py:encoding={name}")
+        run = loop.Run(config.apply_overrides(settings, changes), name, "")
         return loop.result.count_parameters(run.like.params)["total"]
 
-    assert abs(total("rope_matched") / total("jo_projected") - 1) < 1e-3
+    assert (
+        abs(total("rope_matched_qkv") / total("jo_projected") - 1)
+        < 2e-3
+        < abs(total("rope") / total("jo_projected") - 1)
+    )

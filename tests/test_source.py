@@ -1,6 +1,5 @@
 """Embedded images, prepared TFDS sets, class folders; and what is said when one of them is broken."""
 
-import io
 import json
 import subprocess
 import sys
@@ -8,18 +7,10 @@ import sys
 import ml_collections
 import numpy as np
 import pytest
-from PIL import Image
+from image_sets import FASHION_CFG, encoded, fashion, write_cifar100, write_files
 
 from jojax.data.source import FASHION, open_source
 from jojax.errors import UserError
-
-FASHION_CFG = {"source": "fashion_mnist", "classes": 10}
-
-
-def encoded(array, kind, mode="RGB"):
-    file = io.BytesIO()
-    Image.fromarray(array).convert(mode).save(file, kind)
-    return file.getvalue()
 
 
 def test_fashion_mnist():
@@ -53,40 +44,8 @@ def test_fashion_mnist_is_learnable_and_its_labels_fit():
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """cifar100 3.0.2 prepared from real images as TFDS does it: ArrayRecord, 20 train and 7 test records."""
-    import tensorflow_datasets as tfds
-
-    fashion = {split: open_source(FASHION_CFG, split) for split in ("train", "test")}
-    features = {
-        "id": tfds.features.Text(),
-        "image": tfds.features.Image(shape=(32, 32, 3)),
-        "label": tfds.features.ClassLabel(num_classes=100),
-        "coarse_label": tfds.features.ClassLabel(num_classes=20),
-    }
-
-    def examples(split, count):
-        for i in range(count):
-            image, label = fashion[split][i]["image"], fashion[split][i]["label"]
-            row = {"id": f"{split}_{i:05d}", "label": label + 90, "coarse_label": label}
-            yield i, row | {"image": encoded(image, "PNG")}
-
-    with tfds.core.registered.skip_registration():
-
-        class Cifar100(tfds.core.GeneratorBasedBuilder):
-            VERSION = tfds.core.Version("3.0.2")
-
-            def _info(self):
-                return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
-
-            def _split_generators(self, dl_manager):
-                return {"train": examples("train", 20), "test": examples("test", 7)}
-
-            def _generate_examples(self):
-                raise NotImplementedError
-
-    folder = tmp_path_factory.mktemp("tfds")
-    Cifar100(data_dir=folder, file_format="array_record").download_and_prepare()
-    return folder, fashion
+    """20 train and 7 test records, and the images they were made from."""
+    return write_cifar100(tmp_path_factory.mktemp("tfds"), 20, 7), {"train": fashion("train"), "test": fashion("test")}
 
 
 def tfds_cfg(folder, **more):
@@ -176,7 +135,7 @@ def test_tfds_with_damaged_and_missing_files(copied):
 @pytest.fixture
 def tree(tmp_path):
     """ImageNet's layout and its traps; class 2 has no validation image."""
-    images = [open_source(FASHION_CFG, "train")[i]["image"] for i in range(7)]
+    images = [fashion("train")[i]["image"] for i in range(7)]
     files = {
         "train/n01440764/n01440764_10.JPEG": encoded(images[0], "JPEG"),
         "train/n01440764/n01440764_2.JPEG": encoded(images[1], "JPEG", "CMYK"),
@@ -186,10 +145,7 @@ def tree(tmp_path):
         "val/n02105855/ILSVRC2012_val_00000001.JPEG": encoded(images[4], "JPEG"),
         "val/n01440764/ILSVRC2012_val_00000002.JPEG": encoded(images[5], "JPEG"),
     }
-    for name, data in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(data)
-    return tmp_path, images
+    return write_files(tmp_path, files), images
 
 
 def test_folder_labels_by_rank_and_reads_every_kind(tree):

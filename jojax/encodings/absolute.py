@@ -2,63 +2,72 @@
 
 - sinusoidal: sin and cos of position · base^(−2b/C), halves side by side; any length
 - sincos2d: half of the width for y, half for x, base 10,000 (the MoCo-v3 / MAE form); any grid
-- learned: a table over the training length (text) or grid (vision), N(0, 0.02²); bounded. `resize` fits it to
-  another grid by bilinear interpolation, half-pixel centres.
+- learned: a table over the training length (text) or grid (vision), N(0, 0.02²); bounded, whole positions only.
+  `resize` fits it to another grid by bilinear interpolation, half-pixel centres.
 """
+
+import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 
-from jojax.encodings import base
+from jojax.encodings.base import Encoding
+from jojax.encodings.rope import geometric
 from jojax.errors import UserError
 
 
-class Absolute(base.Encoding):
-    transport: str = "none"
-    kind: str = "sinusoidal"  # sinusoidal | sincos2d | learned
+class Absolute(Encoding):
+    kind: str = "sinusoidal"
     base: float = 10_000.0
 
+    CHOICES: ClassVar[dict[str, tuple]] = {"kind": ("sinusoidal", "sincos2d", "learned")}
     RELATIVE = False
 
     @property
     def BOUNDED_LENGTH(self):
         return self.kind == "learned"
 
+    def check(self):
+        super().check()
+        axes, C = self.dims.axes, self.dims.width
+        if self.kind != "learned" and (self.kind == "sincos2d") != (axes == 2):
+            raise UserError(f"encoding.kind = {self.kind!r} does not fit coordinates with {axes} axes")
+        if self.kind != "learned" and C % (2 * axes):
+            raise UserError(f"model.width = {C}: {self.kind} needs a multiple of {2 * axes}")
+        if self.kind == "learned" and not all(self.sizes):
+            raise UserError("encoding.kind = 'learned' needs the training length: set data.length")
+
+    @property
+    def sizes(self):
+        """Sites of the table along each axis."""
+        return self.dims.grid or (self.dims.length,)
+
     @nn.compact
     def begin(self, x, ctx):
         if self.kind == "learned":
-            added = self.learned(x, ctx)
-        elif self.kind in ("sinusoidal", "sincos2d"):
-            added = self.waves(x.shape[-1], ctx.position)
+            added = self.learned(x.shape[1] - (ctx.placed is not None), ctx.position)
         else:
-            raise UserError(f"encoding.kind = {self.kind!r}: choose from sinusoidal, sincos2d, learned")
+            added = self.waves(ctx.position)
+        if self.kind == "sinusoidal":  # section 3.4: the embedding is scaled to meet waves of size 1
+            x = x * jnp.asarray(self.dims.width**0.5, x.dtype)
         if ctx.placed is not None:
             added = jnp.where(ctx.placed[..., None], added, 0)
         return x + added.astype(x.dtype), None, None
 
-    def waves(self, C, position):
-        axes = position.shape[-1]
-        if (self.kind == "sincos2d") != (axes == 2):
-            raise UserError(f"encoding.kind = {self.kind!r} does not fit coordinates with {axes} axes")
-        if C % (2 * axes):
-            raise UserError(f"model.width = {C}: {self.kind} needs a multiple of {2 * axes}")
-        n = C // (2 * axes)
-        omega = self.base ** (-jnp.arange(n, dtype=position.dtype) / n)
-        phase = position[..., None] * omega  # [B, L, A, n]
+    def waves(self, position):
+        C, axes = self.dims.width, position.shape[-1]
+        phase = position[..., None] * geometric(C // (2 * axes), self.base, position.dtype)  # [B, L, A, n]
         return jnp.concatenate([jnp.sin(phase), jnp.cos(phase)], -1).reshape(*position.shape[:2], C)
 
-    def learned(self, x, ctx):
-        sizes = self.dims.grid or (self.dims.length,)
-        if not all(sizes):
-            raise UserError("encoding kind 'learned' needs the training length: set data.length")
-        C, sites = x.shape[-1], int(np.prod(sizes))
-        if ctx.placed is None and x.shape[1] > sites:
-            raise UserError(f"learned positions end at {sites}, the input has {x.shape[1]}: no extrapolation")
-        table = self.param("table", nn.initializers.normal(0.02), (sites, C))
-        stride = np.cumprod((1, *sizes[:0:-1]))[::-1].copy()  # row-major
-        index = (ctx.position.astype(jnp.int32) * stride).sum(-1)
+    def learned(self, given, position):
+        sites = math.prod(self.sizes)
+        if given > sites:
+            raise UserError(f"learned positions end at {sites}, the input has {given}: no extrapolation")
+        table = self.param("table", nn.initializers.normal(0.02), (sites, self.dims.width))
+        stride = [math.prod(self.sizes[a + 1 :]) for a in range(len(self.sizes))]  # row-major
+        index = (position.astype(jnp.int32) * jnp.asarray(stride)).sum(-1)
         return jnp.take(table, index, axis=0, mode="clip")
 
 

@@ -1,25 +1,32 @@
-"""Accumulated angles without content: the controls of the JoFormer experiments.
+"""Accumulated angles without content: the control of the JoFormer experiments.
 
-random: a_t ~ Uniform(−ω_b, ω_b), drawn anew for every document, site, channel and training step, summed along the
-path like a journey. `share_layers` draws once for all blocks, else each block draws its own. Draws are keyed by
-(document, position), so that a document gets the same angles alone, packed or in chunks; evaluation uses one fixed
-key. `unit` draws from Uniform(−1, 1) in every channel (all channels mix within about 16 steps) instead of
-frequency-scaled. Source: the author's laboratory notes; the paper on accumulated transformations (2606.24975).
+a_t ~ Uniform(−ω_b, ω_b), drawn anew for every row, site, channel and training step, summed along the path like a
+journey. Every block draws its own, or all share one draw (`share_layers`). In evaluation a draw belongs to
+(document, position), so that a document gets the same angles alone, packed or in chunks; the key is the fixed rng
+'encoding' that evaluation passes (without one, all blocks draw alike). `unit` draws from Uniform(−1, 1) in every
+channel: all channels mix within about 16 steps. Source: the author's laboratory notes; arXiv 2606.24975.
 """
+
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from jojax.algebra.elements import wrapped_add
-from jojax.encodings import base, rope
+from jojax.encodings.base import Rotary, path_sum, wide
+from jojax.encodings.frames import PlaneFrame
+from jojax.encodings.rope import geometric
 
 
-class Accumulated(rope.Rope):
+class Accumulated(Rotary):
+    base: float = 10_000.0
+    pairing: str = "half"
     share_layers: bool = False
     unit: bool = False
 
-    RELATIVE = False  # the draws belong to (document, position)
+    CHOICES: ClassVar[dict[str, tuple]] = Rotary.CHOICES | {"pairing": ("half", "interleaved")}
+    RELATIVE = False  # the draws belong to positions
     CAUSAL_ONLY = True
     FLAT = False
 
@@ -27,16 +34,18 @@ class Accumulated(rope.Rope):
         """Steps in turns, [B, L, G, D/2]."""
         key = self.make_rng("encoding") if self.has_rng("encoding") else jax.random.key(0)
         index = ctx.position[..., 0].astype(jnp.int32)
+        owner = ctx.segment
+        if ctx.train:  # rows of one document in a batch draw apart
+            owner = jnp.broadcast_to(jnp.arange(index.shape[0])[:, None], index.shape)
+            key = jax.random.fold_in(key, 1)
         shape = (self.dims.kv_heads, self.dims.head_dim // 2)
-        dtype = base.wide(self.dtype)
 
-        def draw(document, site):
-            site_key = jax.random.fold_in(jax.random.fold_in(key, document), site)
-            return jax.random.uniform(site_key, shape, dtype, -1, 1)
+        def draw(owner, site):
+            site_key = jax.random.fold_in(jax.random.fold_in(key, owner), site)
+            return jax.random.uniform(site_key, shape, wide(self.dtype), -1, 1)
 
-        u = jax.vmap(jax.vmap(draw))(ctx.segment, index)
-        omega = 1 if self.unit else self.initial_frequencies(None).sum(0)
-        return u * omega / (2 * jnp.pi)
+        u = jax.vmap(jax.vmap(draw))(owner, index)
+        return u / (2 * jnp.pi) * (1 if self.unit else geometric(shape[1], self.base, self.dtype))
 
     @nn.compact
     def begin(self, x, ctx):
@@ -44,5 +53,5 @@ class Accumulated(rope.Rope):
 
     @nn.compact
     def journey(self, shared, carry, ctx):
-        before, _, last = base.path_sum(self.draws(ctx) if shared is None else shared, ctx, wrapped_add)
-        return self.travel(self.plane_frame(2 * jnp.pi * before, pairing=self.pairing), prefix=last)
+        before, _, last = path_sum(self.draws(ctx) if shared is None else shared, ctx, wrapped_add)
+        return self.travel(PlaneFrame(2 * jnp.pi * before, pairing=self.pairing), prefix=last)

@@ -12,17 +12,14 @@ query heads of its group), D head width, C model width.
 """
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import flax.linen as nn
 import jax.numpy as jnp
 from flax import struct
 
 from jojax.algebra import elements
-from jojax.encodings.frames import PlaneFrame
 from jojax.errors import UserError
-
-TRANSPORTS = ("qk", "qkv", "v", "none")
 
 
 @struct.dataclass
@@ -101,15 +98,25 @@ class Encoding(nn.Module):
 
     dims: Dims
     dtype: Any = jnp.float32
-    transport: str = "qk"
 
-    # Claims. The tests verify each one and that what is not claimed does fail.
-    RELATIVE = True  # logits depend on differences of coordinates only
+    # Claims of an instance (a property where options decide); tests/test_claims.py verifies them.
+    RELATIVE = True  # logits depend on differences of coordinates only (between sites that have a place)
     NORM_PRESERVING = True  # frames are orthogonal
-    CAUSAL_ONLY = False  # needs an order
+    CAUSAL_ONLY = False  # needs an order: refused in an encoder
     BOUNDED_LENGTH = False  # has no answer beyond the training length or grid
     STREAMS = True  # chunks with the prefix handed on equal the whole
-    FLAT = True  # the journey between two sites does not depend on the path
+    FLAT = True  # the journey between two sites does not depend on what lies between them
+
+    CHOICES: ClassVar[dict[str, tuple]] = {}  # option -> its valid values
+
+    def check(self):
+        """UserError for options that are unknown or do nothing together; called when a model is built."""
+        for option, valid in self.CHOICES.items():
+            value = getattr(self, option)
+            if value not in valid:
+                raise UserError(f"encoding.{option} = {value!r}: choose from {', '.join(map(str, valid))}")
+        if self.CAUSAL_ONLY and not self.dims.causal:
+            raise UserError(f"encoding {type(self).__name__} needs an order: use it in a causal model")
 
     def begin(self, x, ctx):
         """Once, before the blocks: x [B, L, C], Context -> x, shared, carry.
@@ -125,18 +132,26 @@ class Encoding(nn.Module):
         """After a block's MLP; hidden [B, L, F] is its activation. -> the carry of the next block."""
         return carry
 
-    def travel(self, frame, **rest) -> Journey:
-        """The journey of `frame` as `transport` asks: over queries and keys, values, both or neither."""
-        if self.transport not in TRANSPORTS:
-            raise UserError(f"encoding.transport = {self.transport!r}: choose from {', '.join(TRANSPORTS)}")
-        scores = frame if "qk" in self.transport else None
-        values = frame if "v" in self.transport else None
-        return Journey(frame=scores, value_frame=values, **rest)
 
-    def plane_frame(self, angles, **rest) -> PlaneFrame:
+class Rotary(Encoding):
+    """Base of the encodings with frames; `transport` says what travels through them."""
+
+    transport: str = "qk"  # qk | qkv | v | none
+
+    CHOICES: ClassVar[dict[str, tuple]] = {"transport": ("qk", "qkv", "v", "none")}
+
+    def check(self):
+        super().check()
         if self.dims.head_dim % 2:
             raise UserError(f"model.head_dim = {self.dims.head_dim}: rotary encodings pair dimensions, make it even")
-        return PlaneFrame(angles, **rest)
+
+    def travel(self, frame, value_frame=None, **rest) -> Journey:
+        """The journey over queries and keys, values (through `value_frame` or the same frame), both or neither."""
+        return Journey(
+            frame=frame if "qk" in self.transport else None,
+            value_frame=(value_frame or frame) if "v" in self.transport else None,
+            **rest,
+        )
 
 
 def wide(dtype):

@@ -1,4 +1,4 @@
-"""From `config.encoding` to a module: {name, transport, …options} -> a factory for the encoding's Linen module."""
+"""From `config.encoding` to a module: {name, transport, …options} -> a checked factory of the encoding's module."""
 
 import dataclasses
 import functools
@@ -57,4 +57,6 @@ def build(config: Mapping, dims: Dims, dtype="float32") -> functools.partial:
     unknown = sorted(set(given) - set(options(cls)))
     if unknown:
         raise UserError(f"encoding.{unknown[0]} is not an option of {name!r}; it has: {', '.join(options(cls))}")
-    return functools.partial(cls, dims=dims, dtype=dtype, **given)
+    make = functools.partial(cls, dims=dims, dtype=dtype, **given)
+    make(parent=None).check()
+    return make

@@ -7,12 +7,12 @@ Two-sided use (encoders) would need |k − j|, which is not low-rank: causal mod
 """
 
 import math
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 
-from jojax.encodings import base
-from jojax.errors import UserError
+from jojax.encodings.base import Encoding, Journey
 
 
 def alibi_slopes(heads: int) -> np.ndarray:
@@ -23,19 +23,15 @@ def alibi_slopes(heads: int) -> np.ndarray:
     return np.concatenate([slopes, between[: heads - power]])
 
 
-class GrapeA(base.Encoding):
-    transport: str = "none"
+class GrapeA(Encoding):
     gate: str = "alibi"
 
+    CHOICES: ClassVar[dict[str, tuple]] = {"gate": ("alibi",)}
     CAUSAL_ONLY = True
 
     def journey(self, shared, carry, ctx):
-        if self.gate != "alibi":
-            raise UserError(f"encoding.gate = {self.gate!r}: choose from alibi")
-        if not self.dims.causal:
-            raise UserError("encoding grape_a needs an order: use it in a causal model")
         B, L = ctx.position.shape[:2]
         slope = jnp.asarray(alibi_slopes(self.dims.heads), ctx.position.dtype)
         query = jnp.broadcast_to(slope[:, None], (B, L, self.dims.heads, 1))
         key = jnp.broadcast_to(ctx.position[..., :1, None], (B, L, self.dims.kv_heads, 1))
-        return base.Journey(lift=(query, key))
+        return Journey(lift=(query, key))

@@ -1,8 +1,10 @@
 """GRAPE-AP, the path-integral bias (GRAPE section 5): b_tj = Σ_{ℓ=j+1..t} α_h log σ(⟨R_t p_t, R_ℓ p_ℓ⟩ / r).
 
-p = x W_p a head, width r = 8, both sides RMS-normalised and rotated by one radian a site (in every plane), so that
-the bias depends on differences of positions; α_h are the ALiBi slopes. No low-rank lift exists: the sum runs over
-key blocks from last to first with one carry a row. The path ends at t inclusive (equation 5.2; 5.1 says exclusive).
+p = x W_p a head, width r = 8, RMS-normalised, rotated by one radian a site in every plane; α_h are the ALiBi slopes.
+No low-rank lift exists: the sum runs over key blocks from last to first with one carry a row. The path ends at t
+inclusive (equation 5.2; 5.1 says exclusive).
+Deviation ("strict"): both sides are rotated and normalised, so that the bias depends on differences of positions and
+is bounded; the paper and its code rotate the key side only, and the code leaves the query unnormalised.
 """
 
 import dataclasses
@@ -13,7 +15,7 @@ from flax import linen as nn
 from jax import lax
 
 from jojax.algebra import operators
-from jojax.encodings import base
+from jojax.encodings.base import Edge, Encoding, Journey
 from jojax.encodings.grape_a import alibi_slopes
 from jojax.errors import UserError
 
@@ -28,23 +30,26 @@ class LogSigmoidStep:
         alpha = jnp.asarray(alibi_slopes(self.heads), query.dtype)[:, None, None]
         B, Lq, H, r = query.shape
         grouped = query.reshape(B, Lq, key.shape[2], -1, r)
-        z = jnp.einsum("bqgir,bkgr->bgiqk", grouped, key).reshape(B, H, Lq, -1) / r
+        exact = lax.Precision.HIGHEST  # errors of z add up along the path
+        z = jnp.einsum("bqgir,bkgr->bgiqk", grouped, key, precision=exact).reshape(B, H, Lq, -1) / r
         psi = jnp.where(visible[:, None], alpha * jax.nn.log_sigmoid(z), 0)
         through = lax.cumsum(psi, axis=3, reverse=True)
         return state[..., None] + through - psi, state + through[..., 0]
 
 
-class GrapeAP(base.Encoding):
-    transport: str = "none"
+class GrapeAP(Encoding):
     rank: int = 8
 
     CAUSAL_ONLY = True
+    FLAT = False
+
+    def check(self):
+        super().check()
+        if self.rank < 2 or self.rank % 2:
+            raise UserError(f"encoding.rank = {self.rank}: planes are turned, make it even")
 
     @nn.compact
     def journey(self, shared, carry, ctx):
-        if not self.dims.causal:
-            raise UserError("encoding grape_ap needs an order: use it in a causal model")
-
         def path(heads, name):
             init = nn.initializers.normal(0.5 / self.dims.width**0.5)
             dense = nn.DenseGeneral((heads, self.rank), use_bias=False, kernel_init=init, name=name)
@@ -56,4 +61,4 @@ class GrapeAP(base.Encoding):
         key = path(self.dims.kv_heads, "path")
         same = self.dims.kv_heads == self.dims.heads
         query = key if same else path(self.dims.heads, "path_query")
-        return base.Journey(edge=base.Edge(query, key, LogSigmoidStep(self.dims.heads)))
+        return Journey(edge=Edge(query, key, LogSigmoidStep(self.dims.heads)))

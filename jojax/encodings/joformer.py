@@ -5,109 +5,129 @@
 The base part t·ω is used in closed form and only the content part δ is summed, in turns, wrapped exactly: so a model
 whose δ is zero (its start, `angle_init='zero'`) equals jo_fixed bit for bit, and a long float32 sum does not drift.
 
-Angle sources (`angle_source`), z_t being the raw output:
+Angle sources (`angle_source`), z_t being the raw output, always float32 or wider:
 - position: no content, δ = 0 (jo_fixed); frequencies learned with `learned=True`
-- token_table: z = E[token], one table for the model or one a block (`angle_share_layers`)
+- token_table: z = E[token], one table a block or one for all (`angle_share_layers`)
 - ffn_flow: z = E[token] in the first block, then W g with g the activation of the previous block's MLP. The model
   behind the published 1.02 ratio. Deviation: the last block's head, which nobody reads, is not stored
 - own_mlp: z = W2 GELU(W1 x), width `angle_hidden_mult`·C (the formula in the review of the paper)
 - linear: z = W x
 x is the block's normalised input, or its raw residual with `angle_ln=False` (the Wikipedia experiments).
 
-δ = π tanh z ('tanh'), ω tanh z ('tanh_freq'), LayerNorm(z) ('norm'), |LayerNorm(z)| ('norm_abs') or z ('none').
-`accumulate='none'` reads δ_t as the angle of site t itself (no path: does not extrapolate in the author's runs).
-The released code sums the suffix instead; the exclusive prefix here is the same up to a constant, causal bit for
-bit, and can be streamed.
+δ = π tanh z ('tanh'), ω tanh z with the initial ω ('tanh_freq'), LayerNorm(z) ('norm'), |LayerNorm(z)| ('norm_abs')
+or z ('none'). `accumulate='none'` reads δ_t as the angle of site t itself (no path; does not extrapolate in the
+author's runs). The released code sums the suffix instead; the exclusive prefix here is the same up to a constant,
+causal bit for bit, and can be streamed.
 """
 
-import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from jojax.algebra.elements import wrapped_add
-from jojax.encodings import base, rope
+from jojax.encodings.base import path_sum, wide
+from jojax.encodings.frames import PlaneFrame
+from jojax.encodings.rope import Rope
 from jojax.errors import UserError
 
-SOURCES = ("position", "token_table", "ffn_flow", "own_mlp", "linear")
-BOUNDS = ("tanh", "tanh_freq", "norm", "norm_abs", "none")
 
-
-class JoFormer(rope.Rope):
+class JoFormer(Rope):
     transport: str = "qkv"
     angle_source: str = "ffn_flow"
     angle_bound: str = "tanh"
-    angle_base: str = "rope"  # rope | zero
-    angle_init: str = "zero"  # zero | normal (0.02)
+    angle_base: str = "rope"
+    angle_init: str = "zero"  # normal: N(0, 0.02²)
     angle_ln: bool = True
     angle_hidden_mult: float = 4.0
-    accumulate: str = "prefix"  # prefix | none
-    step_convention: str = "source"  # source: the sum excludes the query's own step; query: includes it
+    accumulate: str = "prefix"
+    step_convention: str = "source"  # source: the sum leaves the query's own step out; query: it has it
     journey_sign: int = 1  # -1: the inverse family T = P⁻¹
-    v_angles: str = "same"  # same | fixed (values through t·ω only) | stop (no gradient through the values' angles)
+    v_angles: str = "same"  # fixed: values through t·ω only; stop: no gradient through the values' angles
+
+    CHOICES: ClassVar[dict[str, tuple]] = Rope.CHOICES | {
+        "angle_source": ("position", "token_table", "ffn_flow", "own_mlp", "linear"),
+        "angle_bound": ("tanh", "tanh_freq", "norm", "norm_abs", "none"),
+        "angle_base": ("rope", "zero"),
+        "angle_init": ("zero", "normal"),
+        "accumulate": ("prefix", "none"),
+        "step_convention": ("source", "query"),
+        "journey_sign": (1, -1),
+        "v_angles": ("same", "fixed", "stop"),
+    }
+
+    @property
+    def content(self) -> bool:
+        return self.angle_source != "position"
 
     @property
     def CAUSAL_ONLY(self):
-        return self.angle_source != "position" and self.accumulate == "prefix"
+        return self.content and self.accumulate == "prefix"
 
     @property
     def FLAT(self):
         return not self.CAUSAL_ONLY
 
-    def setup(self):
-        for field, valid in (
-            ("angle_source", SOURCES),
-            ("angle_bound", BOUNDS),
-            ("angle_base", ("rope", "zero")),
-            ("angle_init", ("zero", "normal")),
-            ("accumulate", ("prefix", "none")),
-            ("step_convention", ("source", "query")),
-            ("journey_sign", (1, -1)),
-            ("v_angles", ("same", "fixed", "stop")),
+    @property
+    def has_shareable(self):
+        return self.learned or self.angle_source == "token_table"
+
+    def check(self):
+        super().check()
+        tokens = self.angle_source in ("token_table", "ffn_flow")
+        for wrong, why in (
+            (
+                tokens and not self.dims.vocab,
+                "reads tokens, which this model has not: choose position, own_mlp or linear",
+            ),
+            (self.content and self.transport == "none", "moves nothing with transport = 'none'"),
+            (not self.content and self.angle_base == "zero", "with angle_base = 'zero' has no angles at all"),
         ):
-            value = getattr(self, field)
-            if value not in valid:
-                raise UserError(f"encoding.{field} = {value!r}: choose from {', '.join(map(str, valid))}")
+            if wrong:
+                raise UserError(f"encoding.angle_source = {self.angle_source!r} {why}")
+        if self.learned and self.angle_base == "zero":
+            raise UserError("encoding.learned frequencies have no effect with angle_base = 'zero'")
+        if self.step_convention != "source" and not self.CAUSAL_ONLY:
+            raise UserError("encoding.step_convention is for accumulated content angles")
+        if self.v_angles != "same" and self.transport != "qkv":
+            raise UserError(f"encoding.v_angles = {self.v_angles!r} needs transport = 'qkv'")
+        if self.content and self.angle_init == "zero" and "norm" in self.angle_bound:
+            raise UserError(
+                f"encoding.angle_bound = {self.angle_bound!r} with angle_init = 'zero' divides by nothing: "
+                "set angle_init = 'normal'"
+            )
 
     @nn.compact
     def begin(self, x, ctx):
-        x, shared, _ = super().begin(x, ctx)
-        shared_table = self.angle_source == "token_table" and self.angle_share_layers
-        if self.angle_source == "ffn_flow" or shared_table:
-            z = self.table(ctx)
-            return (x, (shared, z), None) if shared_table else (x, (shared, None), z)
-        return x, (shared, None), None
+        x, omega, _ = super().begin(x, ctx)
+        shared_z = carried_z = None
+        if self.angle_source == "ffn_flow":
+            carried_z = self.table(ctx)
+        elif self.angle_source == "token_table" and self.angle_share_layers:
+            shared_z = self.table(ctx)
+        return x, (omega, shared_z), carried_z
 
     @nn.compact
     def advance(self, shared, carry, hidden, ctx):
-        if self.angle_source != "ffn_flow":
-            return carry
-        return self.project(hidden, "advance").astype(carry.dtype)
+        return self.project(hidden, "advance") if self.angle_source == "ffn_flow" else carry
 
     @nn.compact
     def journey(self, shared, carry, ctx):
-        shared_freq, shared_z = shared
-        fixed = self.base_angles(shared_freq, ctx)
-        if self.angle_base == "zero":
-            fixed = jnp.zeros_like(fixed)
-        if self.angle_source == "position":
-            return self.travel(self.turned(fixed))
-        z = self.raw(shared_z if carry is None else carry, ctx)
-        turns = self.bound(z.astype(base.wide(z.dtype)), fixed.dtype)
-        last = None
-        if self.accumulate == "prefix":
-            before, through, last = base.path_sum(turns, ctx, wrapped_add)
-            turns = before if self.step_convention == "source" else through
-        frame = self.turned(fixed + 2 * jnp.pi * turns)
-        journey = self.travel(frame, prefix=last)
-        if self.v_angles == "same" or journey.value_frame is None:
-            return journey
-        other = self.turned(fixed) if self.v_angles == "fixed" else jax.lax.stop_gradient(frame)
-        return dataclasses.replace(journey, value_frame=other)
+        omega, shared_z = shared
+        linear = self.base_angles(omega, ctx)
+        angles, last = jnp.zeros_like(linear) if self.angle_base == "zero" else linear, None
+        if self.content:
+            turns = self.bounded(self.raw(shared_z if carry is None else carry, ctx)).astype(linear.dtype)
+            if self.accumulate == "prefix":
+                before, through, last = path_sum(turns, ctx, wrapped_add)
+                turns = before if self.step_convention == "source" else through
+            angles = angles + 2 * jnp.pi * turns
+        of_values = {"same": angles, "fixed": linear, "stop": jax.lax.stop_gradient(angles)}[self.v_angles]
+        return self.travel(self.frame(angles), self.frame(of_values), prefix=last)
 
-    def turned(self, angles):
-        return self.plane_frame(self.journey_sign * angles, pairing=self.pairing)
+    def frame(self, angles):
+        return PlaneFrame(self.journey_sign * angles, pairing=self.pairing)
 
     def raw(self, given, ctx):
         """z [B, L, (G or 1)·D/2] of this block."""
@@ -121,17 +141,17 @@ class JoFormer(rope.Rope):
             x = nn.gelu(nn.Dense(width, dtype=self.dtype, name="angle_in")(x), approximate=False)
         return self.project(x, "angle_out")
 
-    def bound(self, z, dtype):
+    def bounded(self, z):
         """δ in turns, [B, L, G or 1, D/2]."""
-        if self.angle_bound in ("norm", "norm_abs"):
+        if "norm" in self.angle_bound:
             z = nn.LayerNorm(dtype=z.dtype, name="angle_norm")(z)
             z = jnp.abs(z) if self.angle_bound == "norm_abs" else z
         z = z.reshape(*z.shape[:2], -1, self.dims.head_dim // 2)
         if self.angle_bound == "tanh":
-            return (0.5 * jnp.tanh(z)).astype(dtype)
+            return 0.5 * jnp.tanh(z)
         if self.angle_bound == "tanh_freq":
-            z = jnp.tanh(z) * self.initial_frequencies(None).sum(0)
-        return (z / (2 * jnp.pi)).astype(dtype)
+            z = jnp.tanh(z) * jnp.linalg.norm(self.initial(z.shape[2]), axis=0)
+        return z / (2 * jnp.pi)
 
     @property
     def outputs(self):
@@ -141,13 +161,9 @@ class JoFormer(rope.Rope):
         return nn.initializers.zeros if self.angle_init == "zero" else nn.initializers.normal(0.02)
 
     def project(self, x, name):
-        return nn.Dense(self.outputs, dtype=self.dtype, kernel_init=self.weights_init(), name=name)(x)
+        dense = nn.Dense(self.outputs, dtype=wide(self.dtype), kernel_init=self.weights_init(), name=name)
+        return dense(x)  # in float32 even under bfloat16: the sum over a path multiplies the rounding of a step
 
     def table(self, ctx):
-        if not self.dims.vocab:
-            raise UserError(
-                f"encoding.angle_source = {self.angle_source!r} reads tokens, which this model has not: "
-                "choose position, own_mlp or linear"
-            )
         embed = nn.Embed(self.dims.vocab, self.outputs, embedding_init=self.weights_init(), name="angle_table")
-        return embed(ctx.tokens).astype(self.dtype)
+        return embed(ctx.tokens).astype(wide(self.dtype))

@@ -4,4 +4,4 @@ from jojax.encodings import base
 
 
 class NoPE(base.Encoding):
-    transport: str = "none"
+    pass

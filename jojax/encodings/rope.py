@@ -6,31 +6,75 @@ Frequencies ω_a [A, G or 1, D/2]:
 - form '1d': one axis; geometric ω_b = base^(−2b/D), or integer ω_b = b rad/step (the released Wikipedia baseline);
 - form 'axial': planes split between the axes, y half then x half; ω_k = base^(−k/n), n planes an axis, base 100
   (RoPE-Axial, arXiv 2403.13298);
-- form 'mixed': all planes turn with all (two) axes: magnitude base^(−4t/D), base 10, direction φ per head in the
-  first half of the planes and φ + π/2 in the second (RoPE-Mixed, arXiv 2403.13298).
+- form 'mixed': all planes turn with both axes: magnitude base^(−4t/D), base 10, direction φ per head in the first
+  half of the planes and φ + π/2 in the second (RoPE-Mixed, arXiv 2403.13298).
 
-Learned frequencies start at these values (freq_init 'rope') or at N(0, 0.02²) ('normal', the vision models of
-JoFormer). Deviation: the directions of a fixed 'mixed' form are spread evenly over the heads, since a random draw
-that is not a parameter would not be reproducible from the checkpoint.
+Learned frequencies start at these values (freq_init 'rope', φ drawn at random) or at N(0, 0.02²) ('normal', the
+vision models of JoFormer). Deviation: the directions of a fixed 'mixed' form are spread evenly over the heads, since
+a random draw that is no parameter could not be reproduced from the checkpoint; JoFormer's fixed "combined"
+frequencies are unpublished.
 """
+
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jojax.encodings import base
+from jojax.encodings.base import Rotary, wide
+from jojax.encodings.frames import PlaneFrame
 from jojax.errors import UserError
 
 
-class Rope(base.Encoding):
-    form: str = "1d"  # 1d | axial | mixed
+def geometric(planes, base, dtype):
+    """base^(−b/planes), b = 0 … planes − 1."""
+    return base ** (-jnp.arange(planes, dtype=wide(dtype)) / planes)
+
+
+class Rope(Rotary):
+    form: str = "1d"
     base: float = 10_000.0
-    freq: str = "geometric"  # geometric | integer (form 1d)
-    pairing: str = "half"  # half | interleaved
+    freq: str = "geometric"  # of form 1d
+    pairing: str = "half"
     learned: bool = False
-    freq_init: str = "rope"  # rope | normal
-    angle_share_heads: bool = False  # learned: one vector for all heads
-    angle_share_layers: bool = False  # learned: one set for all blocks
+    freq_init: str = "rope"  # of learned frequencies
+    angle_share_heads: bool = False  # one set of angles for all heads
+    angle_share_layers: bool = False  # one set of parameters for all blocks
+
+    CHOICES: ClassVar[dict[str, tuple]] = Rotary.CHOICES | {
+        "form": ("1d", "axial", "mixed"),
+        "freq": ("geometric", "integer"),
+        "pairing": ("half", "interleaved"),
+        "freq_init": ("rope", "normal"),
+    }
+
+    def check(self):
+        super().check()
+        D, axes = self.dims.head_dim, self.dims.axes
+        if axes != {"1d": 1, "mixed": 2}.get(self.form, axes):
+            raise UserError(
+                f"encoding.form = {self.form!r} does not fit the model's coordinates, which have {axes} axes"
+            )
+        if self.form == "axial" and D % (2 * axes):
+            raise UserError(
+                f"encoding.form = 'axial' splits the planes of a head: make model.head_dim = {D} "
+                f"divisible by {2 * axes}"
+            )
+        if self.form == "mixed" and D % 4:
+            raise UserError(
+                f"encoding.form = 'mixed' halves the planes of a head: make model.head_dim = {D} divisible by 4"
+            )
+        if self.freq == "integer" and self.form != "1d":
+            raise UserError("encoding.freq = 'integer' is for form '1d'")
+        if self.freq_init != "rope" and not self.learned:
+            raise UserError("encoding.freq_init is for learned frequencies: set encoding.learned=True")
+        if self.angle_share_layers and not self.has_shareable:
+            raise UserError("encoding.angle_share_layers: there is nothing that the blocks could share")
+
+    @property
+    def has_shareable(self) -> bool:
+        """Are there parameters that all blocks may share?"""
+        return self.learned
 
     @nn.compact
     def begin(self, x, ctx):
@@ -38,74 +82,50 @@ class Rope(base.Encoding):
 
     @nn.compact
     def journey(self, shared, carry, ctx):
-        return self.travel(self.plane_frame(self.base_angles(shared, ctx), pairing=self.pairing))
+        return self.travel(PlaneFrame(self.base_angles(shared, ctx), pairing=self.pairing))
 
-    def base_angles(self, shared, ctx):
-        """[B, L, G or 1, D/2] radians, in closed form: no sum that could drift."""
-        omega = self.frequencies() if shared is None else shared
-        position = ctx.position
-        if position.shape[-1] != omega.shape[0]:
-            raise UserError(
-                f"encoding.form = {self.form!r} has {omega.shape[0]} axes, "
-                f"the model's coordinates have {position.shape[-1]}"
-            )
-        return jnp.einsum("bla,agf->blgf", position, omega.astype(position.dtype))
+    def base_angles(self, omega, ctx):
+        """Σ_a position_a ω_a [B, L, G or 1, D/2] in closed form: no sum over sites that could drift.
+
+        omega: shared frequencies, or None for the block's own."""
+        omega = self.frequencies() if omega is None else omega
+        position = ctx.position[:, :, None, None]  # a product and a sum, no dot: accelerators would round its factors
+        return (position * jnp.moveaxis(omega, 0, -1).astype(position.dtype)).sum(-1)
 
     def frequencies(self):
-        """ω [A, G or 1, D/2], a parameter where learned."""
-        if not self.learned:
-            return self.initial_frequencies(None)
+        """ω [A, G or 1, D/2]; a parameter where learned."""
         heads = 1 if self.angle_share_heads else self.dims.kv_heads
-        planes = self.dims.head_dim // 2
-        axes = {"1d": 1, "mixed": 2}.get(self.form, self.dims.axes)
+        if not self.learned:
+            return self.initial(heads)
+        axes = 1 if self.form == "axial" else self.dims.axes  # axial: each plane has its one axis
 
         def init(key, shape):
             if self.freq_init == "normal":
-                omega = 0.02 * jax.random.normal(key, shape)
-                return omega if self.form != "axial" else omega * self.axial_mask()
-            if self.freq_init != "rope":
-                raise UserError(f"encoding.freq_init = {self.freq_init!r}: choose from rope, normal")
-            return jnp.broadcast_to(self.initial_frequencies(key), shape)
+                return 0.02 * jax.random.normal(key, shape)
+            omega = self.initial(heads, key)
+            return jnp.broadcast_to(omega.sum(0, keepdims=True) if self.form == "axial" else omega, shape)
 
-        omega = self.param("freq", init, (axes, heads, planes))
-        # a learned axial form stays axial: the planes of one axis never see the other
-        return omega if self.form != "axial" else omega * self.axial_mask()
+        omega = self.param("freq", init, (axes, heads, self.dims.head_dim // 2))
+        return omega * self.planes_of_axes() if self.form == "axial" else omega
 
-    def axial_mask(self):
-        axes, planes = self.dims.axes, self.dims.head_dim // 2
-        if planes % axes:
-            raise UserError(
-                f"encoding form 'axial' splits the {planes} planes of a head over {axes} axes: "
-                f"make model.head_dim = {self.dims.head_dim} divisible by {2 * axes}"
-            )
-        return jnp.repeat(jnp.eye(axes), planes // axes, -1)[:, None]
+    def planes_of_axes(self):
+        """[A, 1, D/2]: 1 where a plane of the axial form turns with the axis."""
+        axes = self.dims.axes
+        return jnp.repeat(jnp.eye(axes), self.dims.head_dim // (2 * axes), -1)[:, None]
 
-    def initial_frequencies(self, key):
-        D, planes = self.dims.head_dim, self.dims.head_dim // 2
-        if self.form == "1d":
-            index = jnp.arange(planes, dtype=base.wide(self.dtype))
-            if self.freq not in ("geometric", "integer"):
-                raise UserError(f"encoding.freq = {self.freq!r}: choose from geometric, integer")
-            omega = index if self.freq == "integer" else self.base ** (-2 * index / D)
-            return omega[None, None]
+    def initial(self, heads, key=None):
+        """The published frequencies; `key` draws the directions of the mixed form."""
+        planes = self.dims.head_dim // 2
         if self.form == "axial":
-            mask = self.axial_mask()
-            n = planes // self.dims.axes
-            omega = self.base ** (-jnp.arange(n, dtype=base.wide(self.dtype)) / n)
-            return mask * jnp.tile(omega, self.dims.axes)
-        if self.form == "mixed":
-            return self.mixed_frequencies(key)
-        raise UserError(f"encoding.form = {self.form!r}: choose from 1d, axial, mixed")
-
-    def mixed_frequencies(self, key):
-        D, heads = self.dims.head_dim, self.dims.kv_heads
-        if D % 4:
-            raise UserError(f"encoding form 'mixed' halves the planes: make model.head_dim = {D} divisible by 4")
-        magnitude = self.base ** (-4 * jnp.arange(D // 4, dtype=base.wide(self.dtype)) / D)
+            axes = self.dims.axes
+            return self.planes_of_axes() * jnp.tile(geometric(planes // axes, self.base, self.dtype), axes)
+        if self.form == "1d":
+            integers = jnp.arange(planes, dtype=wide(self.dtype))
+            return (integers if self.freq == "integer" else geometric(planes, self.base, self.dtype))[None, None]
         if key is None:
             phi = jnp.pi * (jnp.arange(heads) + 0.5) / heads
         else:
             phi = jax.random.uniform(key, (heads,), maxval=2 * jnp.pi)
-        phi = phi[:, None] + jnp.array([0, jnp.pi / 2])  # [G, 2]: first and second half of the planes
-        direction = jnp.stack([jnp.cos(phi), jnp.sin(phi)])  # [A=2, G, 2]
-        return (direction[..., None] * magnitude).reshape(2, heads, D // 2)
+        phi = phi[:, None] + jnp.array([0, jnp.pi / 2])  # [heads, 2]: first and second half of the planes
+        direction = jnp.stack([jnp.cos(phi), jnp.sin(phi)])  # [A=2, heads, 2]
+        return (direction[..., None] * geometric(planes // 2, self.base, self.dtype)).reshape(2, heads, planes)

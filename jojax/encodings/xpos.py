@@ -2,16 +2,18 @@
 
 A frame that is not orthogonal: A_i = ζ^(−i/scale_base) R(iω). Queries go through A⁻ᵀ, so the score decays with
 distance; travelling values decay likewise. Limit: float32 exponents hold for |position| up to about
-60 · scale_base; two-sided (encoder) use makes the bias grow towards later keys.
+60 · scale_base.
 """
 
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jojax.encodings import base, rope
+from jojax.encodings.base import wide
+from jojax.encodings.frames import PlaneFrame
+from jojax.encodings.rope import Rope
 
 
-class XPos(rope.Rope):
+class XPos(Rope):
     gamma: float = 0.4
     scale_base: float = 512.0
 
@@ -21,7 +23,6 @@ class XPos(rope.Rope):
     @nn.compact
     def journey(self, shared, carry, ctx):
         planes = self.dims.head_dim // 2
-        zeta = (jnp.arange(planes, dtype=base.wide(self.dtype)) / planes + self.gamma) / (1 + self.gamma)
+        zeta = (jnp.arange(planes, dtype=wide(self.dtype)) / planes + self.gamma) / (1 + self.gamma)
         log_scale = -ctx.position[..., :1, None] / self.scale_base * jnp.log(zeta)
-        frame = self.plane_frame(self.base_angles(shared, ctx), log_scale=log_scale, pairing=self.pairing)
-        return self.travel(frame)
+        return self.travel(PlaneFrame(self.base_angles(shared, ctx), log_scale, self.pairing))

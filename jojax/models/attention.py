@@ -140,25 +140,24 @@ def scan_keys(q, keys, query: Sites, edge: Edge | None, causal, scale, dtype):
 def with_lift(q, k, lift, head_dim):
     """Append a low-rank bias as features of q and k, so that every kernel can take it.
 
-    q [B, L, G, R, D], k [B, L, G, D]; lift (query [B, L, H, r], key [B, L, G, r]), float32 or wider. Where q is
-    narrower (bfloat16), each feature is split into three terms, high to low, and products below 2⁻²⁴ are left out:
-    the bias keeps float32's precision."""
+    q [B, L, G, R, D], k [B, L, G, D]; lift (query [B, L, H, r], key [B, L, G, r]), float32 or wider. Each
+    feature is split into three terms that bfloat16 holds exactly, products below 2⁻²⁴ left out: the bias keeps
+    float32's precision in bfloat16 and where accelerators round the factors of a float32 product."""
     lift_q, lift_k = lift
     lift_q = lift_q.reshape(*q.shape[:4], -1) * head_dim**0.5
-    if jnp.finfo(q.dtype).bits < 32:
-        high_q, high_k = terms(lift_q, q.dtype), terms(lift_k, q.dtype)
+    if jnp.finfo(q.dtype).bits <= 32:
+        high_q, high_k = terms(lift_q), terms(lift_k)
         pairs = [(i, j) for i in range(3) for j in range(3) if i + j < 3]
         lift_q = jnp.concatenate([high_q[i] for i, _ in pairs], -1)
         lift_k = jnp.concatenate([high_k[j] for _, j in pairs], -1)
     return jnp.concatenate([q, lift_q.astype(q.dtype)], -1), jnp.concatenate([k, lift_k.astype(k.dtype)], -1)
 
 
-def terms(x, dtype):
-    """x as three terms of the narrow dtype, x ≈ a + b + c."""
-    parts = []
+def terms(x):
+    """x as three terms that bfloat16 holds exactly, x ≈ a + b + c."""
+    parts, info = [], jnp.finfo(jnp.bfloat16)
     for _ in range(3):
         # reduce_precision, not a cast: XLA may drop a cast and its way back
-        info = jnp.finfo(dtype)
         parts.append(lax.reduce_precision(x, exponent_bits=info.nexp, mantissa_bits=info.nmant))
         x = x - parts[-1]
     return parts

@@ -34,15 +34,28 @@ def dims_of(config) -> Dims:
     return Dims(**common, axes=2, grid=grid, causal=False)
 
 
+def matching_width(m, dims: Dims) -> int:
+    """MLP units by which a model without content angles gets as many parameters as jo_projected has: an angle table
+    V·K and depth − 1 heads of F·K + K, with K = G·D/2 angles. 0 unless `model.match_jo_projected`."""
+    if not m.get("match_jo_projected"):
+        return 0
+    angles = dims.kv_heads * dims.head_dim // 2
+    extra = dims.vocab * angles + (dims.depth - 1) * (round(m.mlp_ratio * dims.width) + 1) * angles
+    matrices = 3 if m.mlp == "swiglu" else 2
+    return round(extra / dims.depth / (matrices * dims.width + (matrices - 1) * m.bias))
+
+
 def build(config) -> LM | ViT:
     if config.dtype not in DTYPES:
         raise UserError(f"dtype = {config.dtype!r}: choose from {', '.join(DTYPES)}")
     m, dims = config.model, dims_of(config)
+    ratio = m.mlp_ratio + matching_width(m, dims) / dims.width
     spec = Spec(
         dims=dims,
         dtype=config.dtype,
         attention=config.attention,
-        **{k: m[k] for k in ("mlp_ratio", "mlp", "norm", "qk_norm", "bias", "eps", "dropout", "init_std")},
+        mlp_ratio=ratio,
+        **{k: m[k] for k in ("mlp", "norm", "qk_norm", "bias", "eps", "dropout", "init_std")},
     )
     encoding = encodings.build(config.encoding, dims, config.dtype)
     if m.kind == "lm":

@@ -72,7 +72,8 @@ class LM(nn.Module):
         """tokens [B, L] int; position [B, L] (default: arrival); segment [B, L] int, the document (default: the row).
 
         -> logits [B, L, V] float32, or with targets [B, L] the loss of each in nats, [B, L];
-        with `capacity` > 0 (sites that the cache holds) a pair (that, past of the next chunk).
+        with `capacity` > 0 (sites that the cache holds; all chunks together must fit, which the caller sees to) a pair
+        (that, past of the next chunk).
         Needs rngs 'dropout' and 'encoding' when train."""
         spec = self.spec
         dtype = jnp.dtype(spec.dtype)
@@ -97,6 +98,8 @@ class LM(nn.Module):
         init = nn.initializers.normal(spec.init_std)
         embed = nn.Embed(spec.dims.vocab, spec.dims.width, dtype=dtype, embedding_init=init, name="embed")
         encoding = self.encoding(name="encoding")
+        if capacity and capacity < L:
+            raise UserError(f"a cache of {capacity} sites cannot hold {L} tokens: raise capacity")
         if encoding.BOUNDED_LENGTH and capacity > spec.dims.length:
             raise UserError(f"this encoding ends at {spec.dims.length} positions; a cache of {capacity} is beyond it")
         x, shared, carry = encoding.begin(embed(tokens), ctx)

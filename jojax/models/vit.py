@@ -59,7 +59,10 @@ class ViT(nn.Module):
             placed=placed,
             train=train,
         )
-        x, shared, carry = self.encoding(name="encoding").begin(x, ctx)
+        encoding = self.encoding(name="encoding")
+        if encoding.BOUNDED_LENGTH and grid != spec.dims.grid:
+            raise UserError(f"this encoding is a table of {spec.dims.grid} patches, the image has {grid}: resize it")
+        x, shared, carry = encoding.begin(x, ctx)
         x = nn.Dropout(spec.dropout, deterministic=not train)(x)
         sites = Sites(jnp.arange(L), None)
         x, _ = stack.run(

@@ -1,0 +1,144 @@
+"""Tiny runs for the end-to-end tests: real text, real images, through the command line or in this process."""
+
+import atexit
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from jojax import checkpoint, loop, tree, writer
+from jojax import config as configs
+from jojax.data.documents import open_documents
+
+ROOT = Path(__file__).resolve().parent.parent
+LM, VIT = "configs/quickstart.py:smoke", "configs/quickstart_vit.py:smoke"
+SPEEDS = ("tokens_per_second", "images_per_second")
+STEPS = 30
+
+
+@functools.cache
+def folder():
+    """Shared by all modules of a test process, gone after it."""
+    made = Path(tempfile.mkdtemp(prefix="jojax-tests-"))
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return made
+
+
+# a run that starts again compiles what its last life compiled: the same executable from a file saves minutes
+CACHE = {
+    "jax_compilation_cache_dir": str(folder() / "compiled"),
+    "jax_persistent_cache_min_compile_time_secs": 0.3,
+}
+for key, value in CACHE.items():
+    jax.config.update(key, value)
+
+
+@functools.cache
+def text():
+    """A folder with excerpts of 24 and of 5 articles, the last of them too short for a window of 32."""
+    documents = open_documents({"source": "wikipedia_excerpt"}, "train")
+    for split, first, sizes in (("train", 0, range(2400, 0, -100)), ("valid", 40, (170, 390, 258, 129, 5))):
+        rows = [json.dumps({"text": documents[first + i][:size]}) for i, size in enumerate(sizes)]
+        (folder() / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+    return folder()
+
+
+def lm(**more):
+    """Overrides of LM: bytes, 32 channels, 32 tokens; `a__b` means a.b."""
+    paths = {f"data.{split}_path": str(text() / f"{split}.jsonl") for split in ("train", "valid")}
+    tiny = {"data.source": "text", "data.tokenizer": "bytes", "data.vocab": 257, "data.length": 32, "batch_size": 8}
+    tiny |= {"model.width": 32, "model.heads": 2, "steps": STEPS, "eval.every_steps": 10, "eval.lengths": (32, 64)}
+    often = {"log.every_steps": 1, "checkpoint.every_steps": 10, "checkpoint.keep": 3}
+    return paths | {"data.cache": str(folder() / "tokens")} | tiny | often | dotted(more)
+
+
+def vit(**more):
+    """Overrides of VIT: 32 channels, two blocks, 4×4 patches; evaluated on 1,000 images."""
+    tiny = {"model.width": 32, "model.depth": 2, "model.heads": 2, "model.patch": 8, "batch_size": 16}
+    return tiny | {"log.every_steps": 1} | dotted(more)
+
+
+def dotted(names):
+    return {name.replace("__", "."): value for name, value in names.items()}
+
+
+def config_of(spec, overrides):
+    return configs.validate(configs.apply_overrides(configs.load(str(ROOT / spec)), overrides))
+
+
+def train(spec, overrides, workdir):
+    """In this process, on its eight devices. -> exit code"""
+    return loop.train_and_evaluate(config_of(spec, overrides), spec, overrides, workdir)
+
+
+@functools.cache
+def trained():
+    """The workdir of a finished run of LM, with its checkpoints at 10, 20 and 30; copy it before changing it."""
+    assert train(LM, lm(), folder() / "trained") == 0
+    return folder() / "trained"
+
+
+# ------------------------------------------------------------------------- the command line
+def environment(devices=8, **more):
+    flags = re.sub(r"(device_count)=\d+", rf"\1={devices}", os.environ["XLA_FLAGS"])
+    cache = {key.upper(): str(value) for key, value in CACHE.items()}
+    return os.environ | {"XLA_FLAGS": flags} | cache | more
+
+
+def arguments(spec, overrides, workdir):
+    given = [f"--config.{key}={value}" for key, value in overrides.items()]
+    return ["-m", "jojax.train", "--config", spec, "--workdir", str(workdir), *given]
+
+
+def start(args, env=None, **options):
+    """`python ARGS` in the repository, as a Popen with pipes."""
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, *args], cwd=ROOT, env=env or environment(), **pipes | options)
+
+
+def run(args, code=0, **options):
+    """`python ARGS`, which must exit with `code`. -> stdout, stderr"""
+    process = start(args, **options)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == code, f"exit code {process.returncode}\n{out}\n{err}"
+    return out, err
+
+
+# ------------------------------------------------------------------------- what a run leaves
+def told(workdir):
+    """metrics.jsonl without the speeds, which no two runs share."""
+    return [{k: v for k, v in line.items() if k not in SPEEDS} for line in writer.read_metrics(workdir)]
+
+
+def losses(workdir):
+    return {line["step"]: line["train/loss"] for line in told(workdir) if "train/loss" in line}
+
+
+def result(workdir):
+    return json.loads((workdir / "result.json").read_text())
+
+
+def state(spec, overrides, workdir):
+    """{name: array}, the whole state of a run's newest checkpoint."""
+    run = loop.Run(config_of(spec, overrides), spec, workdir)
+    with checkpoint.Checkpoints(workdir, read_only=True) as saved:
+        return tree.leaves(saved.restore_latest(run.like)[0])
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    for name in a:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+
+
+def snapshot(folder):
+    """{path: (size, time of change)} of all files."""
+    return {str(p): (p.stat().st_size, p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()}

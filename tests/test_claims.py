@@ -1,0 +1,173 @@
+"""What encodings claim of themselves, for every preset, on the encoding alone: what is claimed holds, what is not
+claimed fails. The claim RELATIVE is in test_contract.py and test_vit.py, STREAMS in test_contract.py."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_contract
+import zoo
+
+from configs.encodings import PRESETS, preset
+from jojax import encodings
+from jojax.errors import UserError
+
+VISION_ONLY = sorted(set(zoo.VISION) - set(zoo.TEXT))
+L, WIDTH = 10, 20  # sites; the vision grid is 2 × 5
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def dims_of(name, **changes):
+    return zoo.vit_dims(**({"grid": (2, 5)} | changes)) if name in VISION_ONLY else zoo.lm_dims(**changes)
+
+
+def encoding_of(name, **changes):
+    return encodings.build(preset(name), dims_of(name, **changes), "float64")(parent=None)
+
+
+def context(name, seed=0):
+    """A context of random content: sites of one document, at the places of text or of a grid."""
+    rng = np.random.default_rng(seed)
+    dims = dims_of(name)
+    position = np.indices((2, 5)).reshape(2, -1).T if dims.axes == 2 else np.arange(L)[:, None]
+    return encodings.Context(
+        position=position[None].astype(float),
+        restart=np.arange(L)[None] == 0,
+        segment=np.zeros((1, L), np.int32),
+        tokens=rng.integers(0, zoo.V, (1, L)) if dims.vocab else None,
+        residual=rng.normal(size=(1, L, WIDTH)),
+        x=rng.normal(size=(1, L, WIDTH)),
+        q=rng.normal(size=(1, L, dims.heads, dims.head_dim)),
+        k=rng.normal(size=(1, L, dims.kv_heads, dims.head_dim)),
+    )
+
+
+def first_block(encoding, x, ctx):
+    _, shared, carry = encoding.begin(x, ctx)
+    return encoding.journey(shared, carry, ctx)
+
+
+def journey_of(encoding, params, ctx):
+    return encoding.apply({"params": params}, ctx.residual, ctx, method=first_block)
+
+
+def params_of(encoding, ctx):
+    like = jax.eval_shape(lambda: encoding.init(jax.random.key(0), ctx.residual, ctx, method=first_block))
+    return zoo.noisy(jax.tree.map(lambda t: np.zeros(t.shape), like.get("params", {})), 1.0)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_norm_preserving(name):
+    """Frames of queries, keys and values keep the length of every vector, there and back."""
+    ctx, encoding = context(name), encoding_of(name)
+    journey = journey_of(encoding, params_of(encoding, ctx), ctx)
+    given, kept = np.random.default_rng(1).normal(size=ctx.k.shape), []
+    for frame in (journey.frame, journey.value_frame):
+        if frame is not None:
+            sizes = [np.linalg.norm(f(given), axis=-1) for f in (frame.apply, frame.invert, frame.dual)]
+            kept.append(np.abs(np.array(sizes) / np.linalg.norm(given, axis=-1) - 1).max())
+            assert np.abs(frame.apply(given) - given).max() > 1e-3  # they do turn
+    assert encoding.NORM_PRESERVING == (max(kept, default=0) < 1e-12), kept
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_causal_only(name):
+    """Refused where sites have no order: exactly then."""
+    if encoding_of(name).CAUSAL_ONLY:
+        with pytest.raises(UserError, match="needs an order: use it in a causal model"):
+            encoding_of(name, causal=False)
+    else:
+        encoding_of(name, causal=False)
+
+
+def between(journey, j, k):
+    """All that the journey says of the way from site j to k, at row 0."""
+    said = {}
+    for which in ("frame", "value_frame"):
+        frame = getattr(journey, which)
+        if frame is not None:
+            said[which] = (frame.angles[0, j] - frame.angles[0, k] + np.pi) % (2 * np.pi)
+            if frame.log_scale is not None:
+                said[which, "scale"] = frame.log_scale[0, j] - frame.log_scale[0, k]
+    if journey.lift is not None:
+        query, key = journey.lift
+        key = jnp.repeat(key, query.shape[2] // key.shape[2], 2)
+        said["lift"] = (query[0, k] * key[0, j]).sum(-1)
+    if journey.edge is not None:
+        state = jnp.zeros((1, journey.edge.query.shape[2], L))
+        order = np.tri(L, dtype=bool)[None]
+        said["edge"] = journey.edge.step(state, journey.edge.query, journey.edge.key, order)[0][0, :, k, j]
+    return said
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_flat(name):
+    """The journey from site 2 to 7 does not change with what stands at 3 to 6: tokens, content, coordinates."""
+    ctx, other, encoding = context(name), context(name, seed=1), encoding_of(name)
+    ctx = ctx.replace(tokens=None if ctx.tokens is None else np.arange(L)[None])
+    inside = (np.arange(L) > 2) & (np.arange(L) < 7)
+
+    def mixed(a, b):
+        return np.where(inside.reshape(1, L, *[1] * (a.ndim - 2)), b, a)
+
+    changed = {n: mixed(getattr(ctx, n), getattr(other, n)) for n in ("residual", "x", "q", "k")}
+    if ctx.tokens is not None:
+        changed["tokens"] = mixed(ctx.tokens, ctx.tokens + 5)
+    changed["position"] = mixed(ctx.position, ctx.position[:, ::-1] + 30)
+    params = params_of(encoding, ctx)
+    before, after = (between(journey_of(encoding, params, c), 2, 7) for c in (ctx, ctx.replace(**changed)))
+    moved = max((np.abs(before[n] - after[n]).max() for n in before), default=0)
+    assert encoding.FLAT == (moved < 1e-9), moved
+    moves = between(journey_of(encoding, params, ctx), 3, 7)  # another start is another journey
+    assert all(np.abs(moves[n] - before[n]).max() > 1e-6 for n in before)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_bounded_length(name):
+    """More sites than trained with are refused: exactly where there is a table."""
+    shorter = {"grid": (2, 4)} if name in VISION_ONLY else {"length": L - 1}
+    same = {} if name in VISION_ONLY else {"length": L}
+    ctx = context(name)
+    for changes, longer in ((same, False), (shorter, True)):
+        encoding = encoding_of(name, **changes)
+
+        def trace(encoding=encoding):
+            jax.eval_shape(lambda: encoding.init(jax.random.key(0), ctx.residual, ctx, method=first_block))
+
+        if longer and encoding.BOUNDED_LENGTH:
+            with pytest.raises(UserError, match=f"end at {L - 1}, the input has {L}"):
+                trace()
+        else:
+            trace()
+
+
+def test_models_refuse_what_a_bounded_encoding_has_no_answer_for():
+    """A cache beyond the table, for positions to come; a grid that is smaller, or as large in another shape."""
+    toks = jnp.zeros((1, 3), int)
+    for name, refused in (("learned", True), ("sinusoidal", False)):
+        model = zoo.lm(name, dims=(("length", 8),))
+        params = zoo.drawn(model, toks)
+        jax.eval_shape(lambda p, m=model: m.apply({"params": p}, toks, capacity=8), params)
+        if refused:
+            with pytest.raises(UserError, match="ends at 8 positions; a cache of 9 is beyond it"):
+                model.apply({"params": params}, toks, capacity=9)
+        else:
+            jax.eval_shape(lambda p, m=model: m.apply({"params": p}, toks, capacity=9), params)
+    model, key = zoo.vit("learned"), jax.random.key(0)
+    for shape in ((1, 6, 15, 3), (1, 10, 12, 3)):
+        with pytest.raises(UserError, match=r"a table of \(4, 5\) patches, the image has"):
+            jax.eval_shape(lambda s=shape: model.init(key, jnp.zeros(s)))
+
+
+def test_streams_is_tested_for_all_that_claim_it():
+    """By test_contract.py, under one transport: that decides nothing about what is handed on."""
+    (mark,) = test_contract.test_any_chunking_equals_the_whole.pytestmark
+    covered = [{**preset(n), "transport": None} for n in mark.args[1]]
+    for name in set(PRESETS) - set(VISION_ONLY):
+        assert encoding_of(name).STREAMS  # all do; one that does not would have to be shown to fail
+        assert {**preset(name), "transport": None} in covered, name

@@ -1,0 +1,149 @@
+"""Evaluation against NumPy loops over single examples: every one once, whatever the batch; and the command."""
+
+import functools
+import json
+import math
+import shutil
+
+import jax
+import numpy as np
+import pytest
+import runs
+from runs import LM, lm, trained
+
+from jojax import evaluate, extrapolate, task
+from jojax.errors import UserError
+
+
+def restored(workdir):
+    """config, task, parameters and mesh of a run on all eight devices."""
+    return evaluate.restore(workdir)[1:]
+
+
+def log_softmax(logits):
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+
+
+# --------------------------------------------------------------------------------- text
+def documents():
+    """Token ids of the valid split: bytes, then 256."""
+    rows = (runs.text() / "valid.jsonl").read_text().splitlines()
+    return [np.append(np.frombuffer(json.loads(row)["text"].encode(), np.uint8), 256).astype(int) for row in rows]
+
+
+@functools.cache
+def model_losses(length):
+    """window of at most `length` inputs and their targets -> nats of each, on one device, one window at a time."""
+    _, job, params, _ = restored(trained())
+    params = jax.device_put(jax.device_get(params), jax.devices()[0])
+    logits = jax.jit(lambda tokens: job.apply(params, tokens))
+
+    def losses(inputs, targets):
+        padded = np.zeros((1, length), int)
+        padded[0, : len(inputs)] = inputs  # what comes later changes nothing before it
+        logp = log_softmax(np.asarray(logits(padded))[0])
+        return -logp[np.arange(len(targets)), targets]
+
+    return losses
+
+
+def windows(tokens, length, most):
+    """[(inputs, targets)] of the first `most` predictions of a document."""
+    return [
+        (tokens[i : min(i + length, most)], tokens[i + 1 : min(i + length, most) + 1]) for i in range(0, most, length)
+    ]
+
+
+def test_text_metrics_are_a_loop_over_all_windows():
+    losses = [model_losses(32)(*pair) for tokens in documents() for pair in windows(tokens, 32, len(tokens) - 1)]
+    assert len(losses) == 34  # no batch of 8, 16, 24 or 40 divides it
+    total, count = sum(map(np.sum, losses)), sum(map(len, losses))
+    size = sum((tokens[1:] != 256).sum() for tokens in documents())
+    want = {
+        "loss": total / count,
+        "perplexity": math.exp(total / count),
+        "bits_per_byte": total / math.log(2) / size,
+    }
+    for batch_size in (1, 24, 100):
+        config = runs.config_of(LM, lm(eval__batch_size=batch_size))
+        _, _, params, mesh = restored(trained())
+        assert mesh.size == 8
+        got, scored = evaluate.evaluate_split(task.make(config), params, mesh)
+        assert scored == count and got == pytest.approx(want, rel=1e-5)
+    stored = runs.result(trained())
+    assert stored["metrics"] == pytest.approx(want, rel=1e-5) and stored["scored"] == count
+
+
+@functools.cache
+def common():
+    """{length: [document][window, position] nats} of the first ⌊n/64⌋·64 predictions of each document."""
+    kept = [tokens for tokens in documents() if len(tokens) > 64]
+    return {
+        length: [
+            np.stack([model_losses(length)(*w) for w in windows(tokens, length, (len(tokens) - 1) // 64 * 64)])
+            for tokens in kept
+        ]
+        for length in (32, 64)
+    }
+
+
+@pytest.mark.parametrize("length", [32, 64])
+def test_extrapolation_numbers(length):
+    """From the losses of single windows; the training length, of which the tail is made, is 32."""
+    stored = runs.result(trained())["extrapolation"]
+    row, losses = stored["lengths"][str(length)], common()[length]
+    every = np.concatenate(losses)
+    assert row["scored"] == every.size == common()[32][0].size + sum(x.size for x in common()[32][1:])
+    assert row["loss"] == pytest.approx(every.mean(), rel=1e-5)
+    assert row["ppl"] == pytest.approx(math.exp(every.mean()), rel=1e-5)
+    assert row["tail_ppl"] == pytest.approx(math.exp(every[:, -32:].mean()), rel=1e-5)
+    size = sum((tokens[1 : (len(tokens) - 1) // 64 * 64 + 1] != 256).sum() for tokens in documents())
+    assert row["bytes"] == size
+    assert row["bits_per_byte"] == pytest.approx(every.sum() / math.log(2) / size, rel=1e-5)
+    assert row["by_position"]["end"] == list(range(1, length + 1))
+    np.testing.assert_allclose(row["by_position"]["loss"], every.mean(0), rtol=1e-4)
+    assert row["documents"] == len(losses) and row["by_document"]["count"] == [x.size for x in losses]
+    np.testing.assert_allclose(row["by_document"]["loss"], [x.mean() for x in losses], rtol=1e-5)
+    deviation = np.array([x.sum() - every.mean() * x.size for x in losses])
+    n = len(losses)
+    assert row["standard_error"] == pytest.approx(math.sqrt(n / (n - 1) * (deviation**2).sum()) / every.size, rel=1e-3)
+    shortest = np.concatenate(common()[32]).mean()
+    assert row["ratio"] == pytest.approx(math.exp(every.mean() - shortest), rel=1e-5)
+    assert stored["protocol"]["windows"][str(length)]["predictions"] == every.size
+
+
+def test_command_slides_windows_and_adds_to_the_record(tmp_path):
+    shutil.copytree(trained(), tmp_path / "run")
+    before = runs.result(tmp_path / "run")
+    out, err = runs.run(
+        ["-m", "jojax.evaluate", "--workdir", str(tmp_path / "run"), "--lengths", "64", "--stride", "16"]
+    )
+    assert "valid: loss" in out and "tail PPL" in out and err == ""
+    after = runs.result(tmp_path / "run")
+    assert {k: v for k, v in after.items() if k not in ("evaluation", "sliding")} == before
+    assert after["evaluation"] == before["metrics"] | {"scored": before["scored"]}
+    total, count, tail = 0.0, 0, []
+    for tokens in documents():
+        n, done = len(tokens) - 1, 0
+        for start in range(0, max(n - 64, 0) + 16, 16):
+            end = min(start + 64, n)
+            losses = model_losses(64)(tokens[start:end], tokens[start + 1 : end + 1])[done - start :]
+            tail += [x for x, at in zip(losses, range(done, end), strict=True) if at - start >= 32]
+            total, count, done = total + losses.sum(), count + len(losses), end
+            if end == n:
+                break
+    row = after["sliding"]["lengths"]["64"]
+    assert row["scored"] == count == sum(len(tokens) - 1 for tokens in documents())
+    assert row["loss"] == pytest.approx(total / count, rel=1e-5)
+    assert row["tail_loss"] == pytest.approx(np.mean(tail), rel=1e-5)
+    assert after["sliding"]["protocol"]["windows"]["64"]["stride"] == 16
+    assert (tmp_path / "run" / "sliding.png").exists()
+
+
+def test_a_table_of_positions_has_no_answer_beyond_it():
+    job = task.make(runs.config_of(f"{LM},encoding=learned", lm()))
+    sets, refused = extrapolate.window_sets(job, (32, 64))
+    assert list(sets) == [32] and refused == [64]
+    with pytest.raises(UserError, match=r"encoding learned is a table of 32 positions and has no answer at 64: "):
+        extrapolate.window_sets(job, (64, 128))

@@ -1,0 +1,131 @@
+"""Evaluation of vision models against NumPy loops over single images; other resolutions, other coordinates."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+import runs
+from image_sets import write_imagenet
+from PIL import Image
+from runs import VIT, vit
+
+from jojax import evaluate, task
+from jojax.errors import UserError
+
+
+@functools.cache
+def folder():
+    return write_imagenet(runs.folder() / "images", classes=10, train=3, valid=37, kind="PNG")
+
+
+@functools.cache
+def trained(encoding, pool="cls"):
+    """The workdir of a run of a few steps."""
+    given = vit(data__source="folder", data__path=str(folder()), data__valid_split="val", model__pool=pool)
+    workdir = runs.folder() / f"{encoding}-{pool}"
+    assert runs.train(f"{VIT},encoding={encoding}", given | {"optim.lr": 1e-2}, workdir) == 0
+    return workdir
+
+
+def examples(size):
+    """[(float32 [1, h, w, 3], label)] of the valid split: class by class, scaled to the size, -1 to 1."""
+    out = []
+    for label, wnid in enumerate(sorted((folder() / "val").iterdir())):
+        for file in sorted(wnid.iterdir()):
+            image = Image.open(file).convert("RGB").resize(size[::-1], Image.Resampling.BICUBIC)
+            out.append(((np.asarray(image, np.float32)[None] / 255 - 0.5) / 0.5, label))
+    return out
+
+
+def loop(job, params, size):
+    """loss and accuracy, one image at a time on one device"""
+    params = jax.device_put(jax.device_get(params), jax.devices()[0])
+    logits = jax.jit(lambda image: job.apply(params, image))
+    nll, correct = [], []
+    for image, label in examples(size):
+        row = np.asarray(logits(image))[0].astype(np.float64)
+        nll.append(np.log(np.exp(row).sum()) - row[label])
+        correct.append(row.argmax() == label)
+    assert len(nll) == 37  # no batch of 8, 16 or 40 divides it
+    return {"loss": np.mean(nll), "accuracy": np.mean(correct)}
+
+
+def test_image_metrics_are_a_loop_over_all_images():
+    _, config, job, params, mesh = evaluate.restore(trained("learned"))
+    want = loop(job, params, (32, 32))
+    for batch_size in (1, 16, 100):
+        config.eval.batch_size = batch_size
+        got, scored = evaluate.evaluate_split(task.make(config), params, mesh)
+        assert (mesh.size, scored) == (8, 37)
+        assert got["loss"] == pytest.approx(want["loss"], rel=1e-5) and got["accuracy"] == want["accuracy"]
+
+
+def interpolated(table, old, new):
+    """[Πold, C] -> [Πnew, C]: linear between the centres of the cells, along y and then x, constant at the rim."""
+    grid = table.reshape(*old, -1)
+    for axis in (0, 1):
+        centres = (np.arange(new[axis]) + 0.5) / new[axis] * old[axis] - 0.5
+        rows = np.moveaxis(grid, axis, 0)
+        low = np.clip(np.floor(centres).astype(int), 0, old[axis] - 1)
+        high, part = np.clip(low + 1, 0, old[axis] - 1), np.clip(centres - low, 0, 1)[:, None, None]
+        grid = np.moveaxis((1 - part) * rows[low] + part * rows[high], 0, axis)
+    return grid.reshape(-1, grid.shape[-1])
+
+
+def test_command_resizes_a_table_to_grids_that_need_not_be_square():
+    workdir = trained("learned")
+    args = ["-m", "jojax.evaluate", "--workdir", str(workdir), "--resolutions", "48,32x48"]
+    out, err = runs.run(args)
+    assert "48×48 px" in out and "32×48 px" in out and err == ""
+    record = runs.result(workdir)["resolutions"]
+    assert "zero-shot" in record["protocol"] and "resized" in record["protocol"]
+    _, config, _, params, _ = evaluate.restore(workdir)
+    for row, size in zip(record["rows"], ((48, 48), (32, 48)), strict=True):
+        assert row["resolution"] in (48, [32, 48]) and row["scored"] == 37
+        grid = tuple(n // 8 for n in size)
+        table = interpolated(np.asarray(params["encoding"]["table"]), (4, 4), grid)
+        fitted = {**params, "encoding": {"table": table}}
+        want = loop(evaluate.at_resolution(config, size), fitted, size)
+        assert row["loss"] == pytest.approx(want["loss"], rel=1e-5) and row["accuracy"] == want["accuracy"]
+
+
+def test_relative_frames_answer_at_any_resolution_and_offset(capsys):
+    """Top-1 does not change with the origin; with a class token, which stands at no place, it would."""
+    workdir = trained("rope_axial", pool="mean")
+    result = evaluate.evaluate_run(workdir, resolutions=(32, 40), offsets=(0.0, 7.5))
+    rows = {(row["resolution"], row["offset"][0]): row for row in result["resolutions"]["rows"]}
+    assert list(rows) == [(32, 0.0), (32, 7.5), (40, 0.0), (40, 7.5)]
+    for size in (32, 40):
+        assert rows[size, 0.0]["accuracy"] == rows[size, 7.5]["accuracy"]
+    assert rows[40, 0.0]["loss"] != rows[32, 0.0]["loss"]
+    told = capsys.readouterr().out
+    assert "40×40 px  offset 7.5  top-1" in told
+    _, config, job, params, _ = evaluate.restore(workdir)
+    batch = {"image": np.concatenate([image for image, _ in examples((32, 32))])}
+    here, there = (np.asarray(job.logits(params, batch, offset=o)) for o in ((0.0, 0.0), (7.5, -3.0)))
+    np.testing.assert_allclose(here, there, atol=1e-5)
+    assert here.std(0).max() > 1e-3  # it does look at the image
+    config.model.pool = "cls"
+    other, token = task.make(config), {**params, "cls": np.ones((1, 1, 32), np.float32)}
+    here, there = (np.asarray(other.logits(token, batch, offset=o)) for o in ((0.0, 0.0), (7.5, -3.0)))
+    assert np.abs(here - there).max() > 1e-3
+
+
+def test_a_table_has_no_answer_at_an_offset():
+    with pytest.raises(UserError, match="learned is a table of the training grid: it has no answer at an offset"):
+        evaluate.evaluate_run(trained("learned"), offsets=(1.0,))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (dict(lengths=(32,)), "--lengths and --stride are for language models"),
+        (dict(resolutions=(33,)), r"an image of 33×33 has no whole number of 8×8 patches"),
+    ],
+)
+def test_what_a_vision_model_cannot_do(given, words):
+    before = runs.snapshot(trained("learned"))
+    with pytest.raises(UserError, match=words):
+        evaluate.evaluate_run(trained("learned"), **given)
+    assert runs.snapshot(trained("learned")) == before

@@ -1,0 +1,182 @@
+"""Runs that are killed, stopped, moved to other devices and started again end where the uninterrupted run ends."""
+
+import re
+import shutil
+import signal
+import time
+import zlib
+
+import numpy as np
+import pytest
+import runs
+from runs import LM, STEPS, arguments, environment, lm, told, train, trained
+
+from jojax import checkpoint, loop, shard, tree
+from jojax.data.stream import train_batches
+
+OFTEN = {"checkpoint.every_steps": 3}
+
+
+class Life:
+    """One process of a run, from its start to a signal."""
+
+    def __init__(self, workdir):
+        self.workdir, self.begun = workdir, newest(workdir)
+        self.before = self.stamp()
+        self.process = runs.start(arguments(LM, lm() | OFTEN, workdir))
+
+    def stamp(self):
+        file = self.workdir / "metrics.jsonl"
+        return file.stat().st_mtime_ns if file.exists() else 0
+
+    def steps(self):
+        """The last step that this life has told of; what a former life told beyond its checkpoint is gone by then."""
+        return steps_told(self.workdir) if self.stamp() != self.before else 0
+
+    def until(self, true):
+        """Wait, asking every 2 ms; True when true(), False when the process has ended before."""
+        while not true():
+            if self.process.poll() is not None:
+                return False
+            time.sleep(0.002)
+        return True
+
+    def end(self, number):
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=120)
+        return self.process.returncode, out, err
+
+
+def steps_told(workdir):
+    return max((line["step"] for line in told(workdir)), default=0)
+
+
+def newest(workdir):
+    return max((int(p.name) for p in (workdir / "checkpoints").glob("*") if p.name.isdigit()), default=0)
+
+
+def equal_to_uninterrupted(workdir):
+    """Metrics, extrapolation, every line and every bit of the state."""
+    mine, other = runs.result(workdir), runs.result(trained())
+    for key in ("state", "metrics", "scored", "protocol", "extrapolation", "steps", "tokens"):
+        assert mine[key] == other[key], key
+    assert told(workdir) == told(trained())
+    runs.same(runs.state(LM, lm(), workdir), runs.state(LM, lm(), trained()))
+
+
+def test_killed_twice_stopped_once(tmp_path):
+    """kill -9 in mid-run, kill -9 in mid-checkpoint, SIGTERM, and to the end."""
+    first = Life(tmp_path)
+    assert first.until(lambda: first.steps() >= 5)
+    assert first.end(signal.SIGKILL)[0] == -signal.SIGKILL
+    assert runs.result(tmp_path)["state"] == "running"
+
+    second = Life(tmp_path)
+    unfinished = f"{second.begun + 3}.orbax-checkpoint-tmp*"
+    assert second.until(lambda: list((tmp_path / "checkpoints").glob(unfinished)))
+    assert second.end(signal.SIGKILL)[0] == -signal.SIGKILL
+    assert list((tmp_path / "checkpoints").glob(unfinished))
+    assert newest(tmp_path) == second.begun  # the save that was cut off does not count
+
+    third = Life(tmp_path)
+    assert third.until(lambda: third.steps() >= third.begun + 5)
+    code, out, err = third.end(signal.SIGTERM)
+    assert code == 143, out + err
+    assert ("going on from step" in out) == (third.begun > 0) and "SIGTERM: saving and stopping" in err
+    stopped = int(re.search(r"stopped by SIGTERM after step (\d+); the same command goes on", out)[1])
+    assert third.begun + 5 <= stopped < STEPS
+    assert newest(tmp_path) == stopped == steps_told(tmp_path)
+
+    assert train(LM, lm() | OFTEN, tmp_path) == 0
+    equal_to_uninterrupted(tmp_path)
+
+
+@pytest.mark.slow
+def test_killed_twenty_times(tmp_path):
+    """At random moments: while starting, training, saving, evaluating or writing the result."""
+    rng, kills, number = np.random.default_rng(0), 0, 0
+    while kills < 20:
+        workdir = tmp_path / str(number)
+        life = Life(workdir)
+        if kills % 4:  # else while it starts
+            life.until(life.steps)
+        time.sleep(rng.uniform(0, 3))
+        code, out, err = life.end(signal.SIGKILL)
+        assert code in (0, -signal.SIGKILL), out + err
+        kills += code != 0
+        if code == 0:
+            equal_to_uninterrupted(workdir)
+            number += 1
+    assert train(LM, lm() | OFTEN, workdir) == 0
+    equal_to_uninterrupted(workdir)
+
+
+def batch_sums(batch):
+    return {key: zlib.crc32(np.asarray(value).tobytes()) for key, value in sorted(batch.items())}
+
+
+ON_OTHER_DEVICES = """
+import sys
+sys.path.insert(0, "tests")
+import runs, test_resume
+from jojax import shard
+whole = shard.to_global
+def recorded(batch, mesh):
+    out = whole(batch, mesh)
+    print("BATCH", mesh.size, test_resume.batch_sums(out), flush=True)
+    return out
+shard.to_global = recorded
+sys.exit(runs.train(runs.LM, eval(sys.argv[1]), sys.argv[2]))
+"""
+
+
+def test_other_devices_and_resume(tmp_path):
+    """Saved on eight devices, gone on with on four, in another workdir: the same batches, the same losses."""
+    shutil.copytree(trained(), tmp_path / "eight")
+    for step in ("20", "30"):
+        shutil.rmtree(tmp_path / "eight" / "checkpoints" / step)
+    before = runs.snapshot(tmp_path / "eight")
+    overrides = lm(resume=str(tmp_path / "eight"), eval__every_steps=0, eval__lengths=())
+    out, _ = runs.run(["-c", ON_OTHER_DEVICES, repr(overrides), str(tmp_path / "four")], env=environment(devices=4))
+    assert "going on from step 10" in out
+    assert runs.snapshot(tmp_path / "eight") == before  # another run's folder is only read
+
+    run = loop.Run(runs.config_of(LM, lm()), LM, tmp_path)
+    assert run.mesh.size == 8
+    source, transform = run.job.train_source()
+    data = train_batches(source, 8, seed=0, start_step=10, transform=transform)
+    want = [f"BATCH 4 {batch_sums(shard.to_global(next(data), run.mesh))}" for _ in range(20)]
+    data.close()
+    assert [line for line in out.splitlines() if line.startswith("BATCH")][:20] == want and len(set(want)) == 20
+
+    four, eight = runs.losses(tmp_path / "four"), runs.losses(trained())
+    assert list(four) == list(range(11, 31))
+    np.testing.assert_allclose(list(four.values()), [eight[step] for step in four], rtol=1e-5)
+    assert runs.result(tmp_path / "four")["metrics"]["loss"] == pytest.approx(
+        runs.result(trained())["metrics"]["loss"], rel=1e-5
+    )
+
+
+def start_of(overrides, workdir):
+    run = loop.Run(runs.config_of(LM, overrides), LM, workdir)
+    with checkpoint.Checkpoints(workdir) as saved:
+        return run.start_state(saved)
+
+
+def test_init_from_takes_parameters_alone(tmp_path, capsys):
+    begun = start_of(lm(init_from=str(trained()), optim__ema=0.9), tmp_path / "new")
+    old = runs.state(LM, lm(), trained())
+    mine = tree.leaves(begun)
+    for name, array in mine.items():
+        if name.startswith(("params/", "ema/")):
+            np.testing.assert_array_equal(array, old["params/" + name.split("/", 1)[1]], err_msg=name)
+        elif name.startswith("opt_state/"):
+            assert not np.any(array), name
+    assert begun.step == 0 and any(np.any(array) for name, array in old.items() if name.startswith("opt_state/"))
+    assert capsys.readouterr().out == f"parameters from {trained()}\n"
+
+
+def test_init_from_another_model_says_what_differs(tmp_path, capsys):
+    start_of(lm(init_from=str(trained() / "checkpoints" / "20"), data__vocab=300), tmp_path / "new")
+    told = capsys.readouterr().out
+    assert "checkpoints/20, but shape: " in told and "embed/embedding (257, 32) -> (300, 32)" in told
