@@ -72,7 +72,8 @@ def test_norm_preserving(name):
             sizes = [np.linalg.norm(f(given), axis=-1) for f in (frame.apply, frame.invert, frame.dual)]
             kept.append(np.abs(np.array(sizes) / np.linalg.norm(given, axis=-1) - 1).max())
             assert np.abs(frame.apply(given) - given).max() > 1e-3  # they do turn
-    assert encoding.NORM_PRESERVING == (max(kept, default=0) < 1e-12), kept
+    preserved = max(kept, default=0) < 1e-12
+    assert preserved == encoding.NORM_PRESERVING, kept
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -122,7 +123,7 @@ def test_flat(name):
     params = params_of(encoding, ctx)
     before, after = (between(journey_of(encoding, params, c), 2, 7) for c in (ctx, ctx.replace(**changed)))
     moved = max((np.abs(before[n] - after[n]).max() for n in before), default=0)
-    assert encoding.FLAT == (moved < 1e-9), moved
+    assert (moved < 1e-9) == encoding.FLAT, moved
     moves = between(journey_of(encoding, params, ctx), 3, 7)  # another start is another journey
     assert all(np.abs(moves[n] - before[n]).max() > 1e-6 for n in before)
 

@@ -230,7 +230,9 @@ def accumulated(steps, transport="qkv", pairing="half"):
 @pytest.mark.parametrize("unit", [False, True])
 def test_accumulated_without_content(unit):
     """In evaluation without an rng all blocks draw from key 0."""
-    encoding = dict(name="accumulated", transport="qkv", unit=unit, base=50.0, pairing="interleaved" if unit else "half")
+    encoding = dict(
+        name="accumulated", transport="qkv", unit=unit, base=50.0, pairing="interleaved" if unit else "half"
+    )
     model, params = model_and_params(encoding)
     with jax.enable_x64(True):
         steps, other = (

@@ -1,4 +1,5 @@
-"""Whole vision transformers against the plain formulas in float64, op by op: axial, mixed, absolute; class token."""
+"""Whole vision transformers against the plain formulas in float64: axial, mixed, absolute; the class token. And their
+gradients: no dead parameter. Op by op, so that what one case has met need not be compiled for the next."""
 
 import jax
 import numpy as np
@@ -8,9 +9,17 @@ import reference_rotary
 import zoo
 
 DEPTH, G, H, D, C = 2, 3, 6, 8, 20
-GRID, PATCH = (2, 3), (2, 3)
-IMAGE = np.random.default_rng(0).normal(size=(1, 4, 9, 3))
-Y, X = np.mgrid[:2, :3].reshape(2, -1)
+GRIDS, PATCH = {"cls": (2, 4), "mean": (3, 3)}, (2, 3)  # 9 sites in both, so that their operations are shared
+
+
+def image(pool):
+    height, width = GRIDS[pool]
+    return np.random.default_rng(0).normal(size=(1, 2 * height, 3 * width, 3))
+
+
+def places(pool):
+    return np.indices(GRIDS[pool]).reshape(2, -1)
+
 
 AXIAL = {"name": "rope", "form": "axial", "base": 100.0, "pairing": "interleaved"}
 MIXED = {**AXIAL, "form": "mixed", "base": 10.0}
@@ -45,9 +54,9 @@ CASES = {
 
 
 def model_and_params(encoding, pool):
-    model = zoo.vit_of(encoding, dims=(("depth", DEPTH), ("grid", GRID)), model=(("pool", pool),))
+    model = zoo.vit_of(encoding, dims=(("depth", DEPTH), ("grid", GRIDS[pool])), model=(("pool", pool),))
     with jax.enable_x64(True):
-        return model, zoo.drawn(model, IMAGE)
+        return model, zoo.drawn(model, image(pool))
 
 
 def logits(model, params, offset=(0, 0), compiled=False):
@@ -55,15 +64,17 @@ def logits(model, params, offset=(0, 0), compiled=False):
         return model.apply({"params": params}, image, offset=offset)
 
     with jax.enable_x64(True), jax.disable_jit(not compiled):
-        return np.asarray(jax.jit(run)(params, IMAGE))[0]
+        return np.asarray(jax.jit(run)(params, image(model.pool)))[0]
 
 
 def formula(params, encode, begin=lambda x: x):
-    return reference.vit(params, IMAGE[0], encode, DEPTH, PATCH, begin)
+    pool = "cls" if "cls" in params else "mean"
+    return reference.vit(params, image(pool)[0], encode, DEPTH, PATCH, begin)
 
 
 def rotary(options, params, pool, offset=(0, 0)):
-    position, placed = np.stack([Y + offset[0], X + offset[1]], -1), np.ones(6, bool)
+    position = places(pool).T + np.array(offset)
+    placed = np.ones(len(position), bool)
     if pool == "cls":  # at no place, whatever its coordinates
         position, placed = np.concatenate([[[9.0, 9.0]], position]), np.concatenate([[False], placed])
     return reference_rotary.encode(options, params, position, G, D, placed=placed)
@@ -103,8 +114,23 @@ def sincos(coordinate):
 def test_absolute(kind, pool):
     """Added to the patches, not to the class token; y's half first."""
     model, params = model_and_params({"name": "absolute", "kind": kind}, pool)
-    added = np.concatenate([sincos(Y), sincos(X)], -1) if kind == "sincos2d" else params["encoding"]["table"]
+    added = np.concatenate([*map(sincos, places(pool))], -1) if kind == "sincos2d" else params["encoding"]["table"]
     first = (np.zeros((1, C)),) if pool == "cls" else ()
     got = logits(model, params)
     np.testing.assert_allclose(got, formula(params, nope, lambda x: x + np.concatenate([*first, added])), atol=1e-10)
     assert np.abs(got - formula(params, nope)).max() > 1e-4
+
+
+@pytest.mark.parametrize("name", zoo.VISION)
+def test_no_dead_parameter(name):
+    """Every array moves the loss. Without frames on keys the key bias cannot: it shifts all logits of a query alike."""
+    model, params = model_and_params(zoo.preset(name), "cls")
+    with jax.enable_x64(True), jax.disable_jit():
+        grads = jax.grad(lambda p: (model.apply({"params": p}, image("cls")) ** 2).sum())(params)
+    sizes = {
+        jax.tree_util.keystr(path): np.abs(np.asarray(g)).reshape(len(g), -1).max(1)  # of every block
+        for path, g in jax.tree_util.tree_flatten_with_path(grads)[0]
+    }
+    top = max(size.max() for size in sizes.values())
+    dead = {path for path, size in sizes.items() if (size if "blocks" in path else size.max()).min() < 1e-6 * top}
+    assert dead == (set() if "rope" in name else {"['blocks']['key']['bias']"})
