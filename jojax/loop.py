@@ -122,8 +122,8 @@ class Run:
             now = self.start_state(saved)
             if primary:
                 writer.write_result(self.workdir, record)
-            train_step = self.compiled(now)
             start = int(now.step)
+            train_step = self.compiled(now) if start < config.steps else None  # else only the end is missing
             with (
                 writer.Writer(self.workdir, start=start, primary=primary) as out,
                 contextlib.closing(self.batches(start)) as data,

@@ -5,13 +5,14 @@ import functools
 import jax
 import numpy as np
 import pytest
-import runs
+import zoo
 from image_sets import write_imagenet
 from PIL import Image
-from runs import VIT, vit
 
-from jojax import evaluate, task
+import runs
+from jojax import evaluate, shard, task
 from jojax.errors import UserError
+from runs import VIT, vit
 
 
 @functools.cache
@@ -19,13 +20,16 @@ def folder():
     return write_imagenet(runs.folder() / "images", classes=10, train=3, valid=37, kind="PNG")
 
 
-@functools.cache
-def trained(encoding, pool="cls"):
-    """The workdir of a run of a few steps."""
+def config_of(encoding, pool="cls"):
     given = vit(data__source="folder", data__path=str(folder()), data__valid_split="val", model__pool=pool)
-    workdir = runs.folder() / f"{encoding}-{pool}"
-    assert runs.train(f"{VIT},encoding={encoding}", given | {"optim.lr": 1e-2}, workdir) == 0
-    return workdir
+    return f"{VIT},encoding={encoding}", given | {"optim.lr": 1e-2}
+
+
+@functools.cache
+def trained():
+    """The workdir of a run of a few steps with a table of positions."""
+    assert runs.train(*config_of("learned"), runs.folder() / "learned") == 0
+    return runs.folder() / "learned"
 
 
 def examples(size):
@@ -52,7 +56,7 @@ def loop(job, params, size):
 
 
 def test_image_metrics_are_a_loop_over_all_images():
-    _, config, job, params, mesh = evaluate.restore(trained("learned"))
+    _, config, job, params, mesh = evaluate.restore(trained())
     want = loop(job, params, (32, 32))
     for batch_size in (1, 16, 100):
         config.eval.batch_size = batch_size
@@ -74,7 +78,7 @@ def interpolated(table, old, new):
 
 
 def test_command_resizes_a_table_to_grids_that_need_not_be_square():
-    workdir = trained("learned")
+    workdir = trained()
     args = ["-m", "jojax.evaluate", "--workdir", str(workdir), "--resolutions", "48,32x48"]
     out, err = runs.run(args)
     assert "48×48 px" in out and "32×48 px" in out and err == ""
@@ -90,31 +94,32 @@ def test_command_resizes_a_table_to_grids_that_need_not_be_square():
         assert row["loss"] == pytest.approx(want["loss"], rel=1e-5) and row["accuracy"] == want["accuracy"]
 
 
-def test_relative_frames_answer_at_any_resolution_and_offset(capsys):
+def test_relative_frames_answer_at_any_resolution_and_offset():
     """Top-1 does not change with the origin; with a class token, which stands at no place, it would."""
-    workdir = trained("rope_axial", pool="mean")
-    result = evaluate.evaluate_run(workdir, resolutions=(32, 40), offsets=(0.0, 7.5))
-    rows = {(row["resolution"], row["offset"][0]): row for row in result["resolutions"]["rows"]}
+    config = runs.config_of(*config_of("rope_axial", pool="mean"))
+    job, mesh = task.make(config), shard.make_mesh(config.mesh)
+    params = zoo.noisy(jax.jit(job.init)(jax.random.key(0)), 0.1)
+    offsets = [(0.0, 0.0), (7.5, -3.0)]
+    result = evaluate.evaluate_resolutions(config, params, mesh, (32, 40), offsets)
+    rows = {(row["resolution"], row["offset"][0]): row for row in result["rows"]}
     assert list(rows) == [(32, 0.0), (32, 7.5), (40, 0.0), (40, 7.5)]
     for size in (32, 40):
         assert rows[size, 0.0]["accuracy"] == rows[size, 7.5]["accuracy"]
     assert rows[40, 0.0]["loss"] != rows[32, 0.0]["loss"]
-    told = capsys.readouterr().out
-    assert "40×40 px  offset 7.5  top-1" in told
-    _, config, job, params, _ = evaluate.restore(workdir)
+
     batch = {"image": np.concatenate([image for image, _ in examples((32, 32))])}
-    here, there = (np.asarray(job.logits(params, batch, offset=o)) for o in ((0.0, 0.0), (7.5, -3.0)))
-    np.testing.assert_allclose(here, there, atol=1e-5)
-    assert here.std(0).max() > 1e-3  # it does look at the image
+    here, there = (np.asarray(job.logits(params, batch, offset=o)) for o in offsets)
+    np.testing.assert_allclose(here, there, atol=1e-4)
+    assert here.std(0).max() > 0.1  # it does look at the image
     config.model.pool = "cls"
     other, token = task.make(config), {**params, "cls": np.ones((1, 1, 32), np.float32)}
-    here, there = (np.asarray(other.logits(token, batch, offset=o)) for o in ((0.0, 0.0), (7.5, -3.0)))
-    assert np.abs(here - there).max() > 1e-3
+    here, there = (np.asarray(other.logits(token, batch, offset=o)) for o in offsets)
+    assert np.abs(here - there).max() > 0.01
 
 
 def test_a_table_has_no_answer_at_an_offset():
     with pytest.raises(UserError, match="learned is a table of the training grid: it has no answer at an offset"):
-        evaluate.evaluate_run(trained("learned"), offsets=(1.0,))
+        evaluate.evaluate_run(trained(), offsets=(1.0,))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +130,7 @@ def test_a_table_has_no_answer_at_an_offset():
     ],
 )
 def test_what_a_vision_model_cannot_do(given, words):
-    before = runs.snapshot(trained("learned"))
+    before = runs.snapshot(trained())
     with pytest.raises(UserError, match=words):
-        evaluate.evaluate_run(trained("learned"), **given)
-    assert runs.snapshot(trained("learned")) == before
+        evaluate.evaluate_run(trained(), **given)
+    assert runs.snapshot(trained()) == before

@@ -66,12 +66,12 @@ def encode_alibi(params):
     return lambda layer, p, h, x, before: (EYE, None, bias)
 
 
-def encode_xpos(params, gamma=0.4, scale_base=512):
+def encode_xpos(params, gamma=0.4, scale_base=512, values=False):
     angles = np.broadcast_to(T[:, None, None] * reference.omega(D), (L, G, D // 2))
     zeta = (np.arange(D // 2) / (D // 2) + gamma) / (1 + gamma)
     scale = zeta ** (-T[:, None] / scale_base)
     A = np.concatenate([scale, scale], -1)[:, None, :, None] * reference.frames(angles)  # exp(s) R
-    return lambda layer, p, h, x, before: (A, None, 0)
+    return lambda layer, p, h, x, before: (A, A if values else None, 0)
 
 
 def encode_grape_ap(params):
@@ -100,12 +100,13 @@ def encode_grape_ap(params):
         ({"name": "grape_ap"}, encode_grape_ap),
         ({"name": "xpos"}, encode_xpos),
         ({"name": "xpos", "gamma": 0.2, "scale_base": 8.0}, lambda p: encode_xpos(p, 0.2, 8)),
+        ({"name": "xpos", "transport": "qkv", "scale_base": 8.0}, lambda p: encode_xpos(p, 0.4, 8, True)),
     ],
-    ids=["alibi", "grape_ap", "xpos", "xpos_options"],
+    ids=["alibi", "grape_ap", "xpos", "xpos_options", "xpos_values"],
 )
 def test_additive_and_scaled(encoding, right):
     model, params = model_and_params(encoding)
-    wrong = [rotary({"name": "rope"}, params)] if "gamma" in encoding else []  # by default it is nearly that
+    wrong = [rotary(encoding | {"name": "rope"}, params)] if "scale_base" in encoding else []  # by default nearly that
     compare(logits(model, params), params, right(params), nope, *wrong)
 
 

@@ -1,5 +1,6 @@
 """Runs that are killed, stopped, moved to other devices and started again end where the uninterrupted run ends."""
 
+import json
 import re
 import shutil
 import signal
@@ -8,11 +9,11 @@ import zlib
 
 import numpy as np
 import pytest
-import runs
-from runs import LM, STEPS, arguments, environment, lm, told, train, trained
 
+import runs
 from jojax import checkpoint, loop, shard, tree
 from jojax.data.stream import train_batches
+from runs import LM, STEPS, arguments, environment, lm, told, train, trained
 
 OFTEN = {"checkpoint.every_steps": 3}
 
@@ -136,7 +137,7 @@ def test_other_devices_and_resume(tmp_path):
     for step in ("20", "30"):
         shutil.rmtree(tmp_path / "eight" / "checkpoints" / step)
     before = runs.snapshot(tmp_path / "eight")
-    overrides = lm(resume=str(tmp_path / "eight"), eval__every_steps=0, eval__lengths=())
+    overrides = lm(resume=str(tmp_path / "eight"), eval__lengths=())
     out, _ = runs.run(["-c", ON_OTHER_DEVICES, repr(overrides), str(tmp_path / "four")], env=environment(devices=4))
     assert "going on from step 10" in out
     assert runs.snapshot(tmp_path / "eight") == before  # another run's folder is only read
@@ -147,36 +148,48 @@ def test_other_devices_and_resume(tmp_path):
     data = train_batches(source, 8, seed=0, start_step=10, transform=transform)
     want = [f"BATCH 4 {batch_sums(shard.to_global(next(data), run.mesh))}" for _ in range(20)]
     data.close()
-    assert [line for line in out.splitlines() if line.startswith("BATCH")][:20] == want and len(set(want)) == 20
+    got = [line for line in out.splitlines() if line.startswith("BATCH") and "document" not in line]  # not evaluation's
+    assert got == want and len(set(want)) == 20
 
-    four, eight = runs.losses(tmp_path / "four"), runs.losses(trained())
-    assert list(four) == list(range(11, 31))
-    np.testing.assert_allclose(list(four.values()), [eight[step] for step in four], rtol=1e-5)
-    assert runs.result(tmp_path / "four")["metrics"]["loss"] == pytest.approx(
-        runs.result(trained())["metrics"]["loss"], rel=1e-5
+    four, eight = (
+        told(tmp_path / "four"),
+        [line for line in told(trained()) if line["step"] > 10 or "valid/loss" in line],
     )
+    for mine, other in zip(four, eight, strict=True):  # the evaluation at step 10 too: nobody knows if it was done
+        assert mine == pytest.approx(other, rel=1e-5 if "train/loss" in mine else 1e-4)
 
 
-def start_of(overrides, workdir):
-    run = loop.Run(runs.config_of(LM, overrides), LM, workdir)
-    with checkpoint.Checkpoints(workdir) as saved:
-        return run.start_state(saved)
+def test_an_end_that_was_cut_off_is_made_up_for(tmp_path):
+    """Killed after the last line, before the record was written."""
+    shutil.copytree(trained(), tmp_path / "run")
+    record = runs.result(trained())
+    for key in ("metrics", "extrapolation", "scored"):
+        del record[key]
+    (tmp_path / "run" / "result.json").write_text(json.dumps(record | {"state": "running"}))
+    assert train(LM, lm(), tmp_path / "run") == 0
+    equal_to_uninterrupted(tmp_path / "run")
 
 
-def test_init_from_takes_parameters_alone(tmp_path, capsys):
-    begun = start_of(lm(init_from=str(trained()), optim__ema=0.9), tmp_path / "new")
-    old = runs.state(LM, lm(), trained())
-    mine = tree.leaves(begun)
+def test_init_from_takes_the_parameters_that_fit(tmp_path, capsys):
+    """A new run, of a model with a larger vocabulary: all else as the checkpoint has it, no step, no moments."""
+    given = lm(init_from=str(trained()), optim__ema=0.9, data__vocab=300)
+    run = loop.Run(runs.config_of(LM, given), LM, tmp_path)
+    with checkpoint.Checkpoints(tmp_path) as saved:
+        mine = tree.leaves(run.start_state(saved))
+    said = capsys.readouterr().out
+    assert said.startswith(f"parameters from {trained()}, but shape: ") and said.count("\n") == 1
+    stored, fit = runs.state(LM, lm(), trained()), set()
     for name, array in mine.items():
-        if name.startswith(("params/", "ema/")):
-            np.testing.assert_array_equal(array, old["params/" + name.split("/", 1)[1]], err_msg=name)
-        elif name.startswith("opt_state/"):
+        branch, _, leaf = name.partition("/")
+        if branch in ("params", "ema"):
+            other = stored[f"params/{leaf}"]
+            if other.shape != array.shape:
+                assert f"{leaf} {other.shape} -> {array.shape}" in said
+                continue
+            fit.add(leaf)
+            np.testing.assert_array_equal(array, other, err_msg=name)
+        elif branch == "opt_state":
             assert not np.any(array), name
-    assert begun.step == 0 and any(np.any(array) for name, array in old.items() if name.startswith("opt_state/"))
-    assert capsys.readouterr().out == f"parameters from {trained()}\n"
-
-
-def test_init_from_another_model_says_what_differs(tmp_path, capsys):
-    start_of(lm(init_from=str(trained() / "checkpoints" / "20"), data__vocab=300), tmp_path / "new")
-    told = capsys.readouterr().out
-    assert "checkpoints/20, but shape: " in told and "embed/embedding (257, 32) -> (300, 32)" in told
+    assert mine["step"] == 0 and {"blocks/mlp_in/kernel", "norm/scale"} < fit
+    assert not {"embed/embedding", "head/kernel", "head/bias"} & fit
+    np.testing.assert_array_equal(mine["params/embed/embedding"], mine["ema/embed/embedding"])

@@ -6,6 +6,8 @@ import sys
 
 import numpy as np
 import pytest
+from test_writer import events
+
 from runs import (
     LM,
     ROOT,
@@ -21,8 +23,8 @@ from runs import (
     told,
     train,
     trained,
+    vit,
 )
-from test_writer import events
 
 # design of the record: what every finished run says of itself
 FIELDS = {
@@ -80,13 +82,13 @@ def test_language_model(without_tensorflow, tmp_path):
 
 
 def test_vision_model(without_tensorflow, tmp_path):
-    """The quickstart with micro-batches, an average of the parameters, dropout and bfloat16."""
+    """With micro-batches, an average of the parameters, dropout and bfloat16."""
     env, mark = without_tensorflow
-    given = {"optim.accumulate": 2, "optim.ema": 0.5, "model.dropout": 0.1, "dtype": "bfloat16", "log.every_steps": 1}
+    given = vit(optim__accumulate=2, optim__ema=0.5, model__dropout=0.1, dtype="bfloat16")
     out, err = run(arguments(VIT, given, tmp_path / "run"), env=env)
     assert "step 4/4  loss" in out and "images/s" in out and err == "" and not mark.exists()
     record = check_record(tmp_path / "run", VIT, given)
-    assert (record["steps"], record["images"], record["scored"]) == (4, 4 * 64, 1000)
+    assert (record["steps"], record["images"], record["scored"]) == (4, 4 * 16, 1000)
     metrics = record["metrics"]
     assert set(metrics) == {"loss", "accuracy", "ema_loss", "ema_accuracy"} and metrics["loss"] != metrics["ema_loss"]
     assert 0 <= metrics["accuracy"] <= 1
