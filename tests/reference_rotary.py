@@ -4,6 +4,7 @@ Angles in radians are summed as they stand, the base step with them: no closed f
 """
 
 import numpy as np
+
 import reference
 
 ROPE = dict(

@@ -19,7 +19,7 @@ from jojax import config as configs
 from jojax.data.documents import open_documents
 
 ROOT = Path(__file__).resolve().parent.parent
-LM, VIT = "configs/quickstart.py:smoke", "configs/quickstart_vit.py:smoke"
+LM, VIT = "configs/quickstart.py:smoke,encoding=rope", "configs/quickstart_vit.py:smoke"
 SPEEDS = ("tokens_per_second", "images_per_second")
 STEPS = 30
 
@@ -74,21 +74,17 @@ def config_of(spec, overrides):
     return configs.validate(configs.apply_overrides(configs.load(str(ROOT / spec)), overrides))
 
 
-def train(spec, overrides, workdir):
+def train_here(spec, overrides, workdir):
     """In this process, on its eight devices. -> exit code"""
     return loop.train_and_evaluate(config_of(spec, overrides), spec, overrides, workdir)
 
 
-@functools.cache
-def trained():
-    """The workdir of a finished run of LM, with its checkpoints at 10, 20 and 30; copy it before changing it."""
-    assert train(LM, lm(), folder() / "trained") == 0
-    return folder() / "trained"
-
-
 # ------------------------------------------------------------------------- the command line
 def environment(devices=8, **more):
-    flags = re.sub(r"(device_count)=\d+", rf"\1={devices}", os.environ["XLA_FLAGS"])
+    """Of processes with so many devices, which compile as the tests do, by the way that takes a third of the time."""
+    flags = "--xla_cpu_use_fusion_emitters=false " + re.sub(
+        r"(device_count)=\d+", rf"\1={devices}", os.environ["XLA_FLAGS"]
+    )
     cache = {key.upper(): str(value) for key, value in CACHE.items()}
     return os.environ | {"XLA_FLAGS": flags} | cache | more
 
@@ -112,6 +108,18 @@ def run(args, code=0, **options):
     return out, err
 
 
+def train(spec, overrides, workdir):
+    """To the end, by the command line on one device. -> stdout, stderr"""
+    return run(arguments(spec, overrides, workdir), env=environment(devices=1))
+
+
+@functools.cache
+def trained():
+    """The workdir of a finished run of LM, with its checkpoints at 10, 20 and 30; copy it before changing it."""
+    train(LM, lm(), folder() / "trained")
+    return folder() / "trained"
+
+
 # ------------------------------------------------------------------------- what a run leaves
 def told(workdir):
     """metrics.jsonl without the speeds, which no two runs share."""
@@ -126,11 +134,12 @@ def result(workdir):
     return json.loads((workdir / "result.json").read_text())
 
 
-def state(spec, overrides, workdir):
-    """{name: array}, the whole state of a run's newest checkpoint."""
-    run = loop.Run(config_of(spec, overrides), spec, workdir)
-    with checkpoint.Checkpoints(workdir, read_only=True) as saved:
-        return tree.leaves(saved.restore_latest(run.like)[0])
+def states(spec, overrides, *workdirs):
+    """{name: array}, the whole state of the newest checkpoint of each of these runs."""
+    like = loop.Run(config_of(spec, overrides), spec, "").like
+    for workdir in workdirs:
+        with checkpoint.Checkpoints(workdir, read_only=True) as saved:
+            yield tree.leaves(saved.restore_latest(like)[0])
 
 
 def same(a, b):

@@ -18,7 +18,7 @@ TEXT = {
     "micro-batches": ({"optim.accumulate": 3}, r"batch_size=8 must be divisible by .*optim\.acc.*; try batch_size=24"),
     "an odd head": ({"model.head_dim": 7}, r"model\.head_dim = 7: .*make it even"),
     "heads and width": ({"model.heads": 3}, r"model\.width = 32 is not divisible by model\.heads = 3: change one"),
-    "an encoding's option": ({"encoding.bass": 9.0}, r"encoding\.bass is not an option of 'joformer'; it has: "),
+    "an encoding's option": ({"encoding.bass": 9.0}, r"encoding\.bass is not an option of 'rope'; it has: "),
     "an encoding's choice": ({"encoding.transport": "kv"}, r"encoding\.transport = 'kv': choose from qk, qkv, v, none"),
     "an encoding's name": ({"encoding.name": "ropy"}, r"encoding\.name = 'ropy': no module .*; name a file in"),
     "warm-up": ({"optim.warmup_steps": 30}, r"optim\.warmup_steps=30 must be smaller than the 30 steps"),
@@ -47,7 +47,7 @@ def nothing_written(workdir):
 
 def refused(words, spec, given, workdir):
     with pytest.raises(UserError, match=words) as caught:
-        runs.train(spec, given, workdir)
+        runs.train_here(spec, given, workdir)
     assert "\n" not in str(caught.value)
 
 

@@ -8,9 +8,8 @@ import subprocess
 import sys
 import time
 
-from test_checkpoint import at, same, start
-
 from jojax.checkpoint import Checkpoints
+from test_checkpoint import at, same, start
 
 CHILD = """
 import resource, sys

@@ -5,9 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 import test_contract
 import zoo
-
 from configs.encodings import PRESETS, preset
 from jojax import encodings
 from jojax.errors import UserError

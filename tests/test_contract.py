@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 import zoo
 
 B, L = zoo.B, zoo.L

@@ -9,8 +9,9 @@ import pytest
 
 import runs
 from jojax import loop, metrics, shard, state, tree
-from runs import LM, lm
+from runs import lm
 
+SPEC = "configs/quickstart.py:smoke,encoding=jo_projected"
 # wide enough that fsdp splits the tables and the MLP
 MODEL = {"model.width": 64, "data.vocab": 300, "model.mlp_ratio": 4.0}
 MESHES = {
@@ -26,7 +27,7 @@ def five_steps(name):
     devices, mesh = MESHES[name]
     with pytest.MonkeyPatch.context() as patch:  # fewer devices than this process has
         patch.setattr(shard, "make_mesh", functools.partial(shard.make_mesh, devices=jax.devices()[:devices]))
-        run = loop.Run(runs.config_of(LM, lm() | MODEL | mesh), LM, runs.folder())
+        run = loop.Run(runs.config_of(SPEC, lm() | MODEL | mesh), SPEC, runs.folder())
     run.open_data()
     now = state.init_state(run.job.init, run.tx, run.mesh, 0)
     first = tree.leaves(jax.device_get(now))

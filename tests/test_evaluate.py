@@ -8,11 +8,11 @@ import shutil
 import jax
 import numpy as np
 import pytest
-import runs
-from runs import LM, lm, trained
 
+import runs
 from jojax import evaluate, extrapolate, task
 from jojax.errors import UserError
+from runs import LM, lm, trained
 
 
 def restored(workdir):
@@ -116,9 +116,8 @@ def test_extrapolation_numbers(length):
 def test_command_slides_windows_and_adds_to_the_record(tmp_path):
     shutil.copytree(trained(), tmp_path / "run")
     before = runs.result(tmp_path / "run")
-    out, err = runs.run(
-        ["-m", "jojax.evaluate", "--workdir", str(tmp_path / "run"), "--lengths", "64", "--stride", "16"]
-    )
+    args = ["-m", "jojax.evaluate", "--workdir", str(tmp_path / "run"), "--lengths", "64", "--stride", "16"]
+    out, err = runs.run(args, env=runs.environment(devices=1))
     assert "valid: loss" in out and "tail PPL" in out and err == ""
     after = runs.result(tmp_path / "run")
     assert {k: v for k, v in after.items() if k not in ("evaluation", "sliding")} == before

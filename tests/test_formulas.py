@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 import reference
 import reference_rotary
 import zoo
-
 from jojax import encodings
 from jojax.encodings.accumulated import Accumulated
 

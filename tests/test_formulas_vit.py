@@ -4,6 +4,7 @@ gradients: no dead parameter. Op by op, so that what one case has met need not b
 import jax
 import numpy as np
 import pytest
+
 import reference
 import reference_rotary
 import zoo

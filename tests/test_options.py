@@ -7,8 +7,8 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-import zoo
 
+import zoo
 from jojax import encodings
 from jojax.encodings.base import Context, Encoding
 from jojax.encodings.build import options
@@ -92,25 +92,7 @@ REFUSED = [
             ("joformer", "JoFormer", {"angle_source": "linear"}),
         )
     ),
-    # what does nothing
-    (
-        {"name": "rope", "form": "axial", "freq": "integer"},
-        VISION,
-        "encoding.freq = 'integer' is for form '1d'",
-    ),
-    (
-        {"name": "rope", "freq_init": "normal"},
-        TEXT,
-        "encoding.freq_init is for learned frequencies: set encoding.learned=True",
-    ),
-    *(
-        (
-            e | {"angle_share_layers": True},
-            TEXT,
-            "encoding.angle_share_layers: there is nothing that the blocks could share",
-        )
-        for e in ({"name": "rope"}, CONTENT, {"name": "joformer"})
-    ),
+    # what does not fit together
     *(
         (
             {"name": "joformer", "angle_source": source, "accumulate": "none", "form": "axial"},
@@ -129,19 +111,6 @@ REFUSED = [
         POSITION | {"angle_base": "zero"},
         TEXT,
         "encoding.angle_source = 'position' with angle_base = 'zero' has no angles at all",
-    ),
-    (
-        CONTENT | {"learned": True, "angle_base": "zero"},
-        TEXT,
-        "encoding.learned frequencies have no effect with angle_base = 'zero'",
-    ),
-    *(
-        (e | {"step_convention": "query"}, TEXT, "encoding.step_convention is for accumulated content angles")
-        for e in (POSITION, CONTENT | {"accumulate": "none"})
-    ),
-    *(
-        (CONTENT | {"v_angles": v, "transport": t}, TEXT, f"encoding.v_angles = '{v}' needs transport = 'qkv'")
-        for v, t in (("fixed", "qk"), ("stop", "v"))
     ),
     *(
         (
@@ -162,6 +131,8 @@ REFUSED = [
         for name, path in (
             ("ropes", "jojax.encodings.ropes"),
             ("nowhere.decay", "nowhere.decay"),
+            (".decay", ".decay"),
+            ("my-package.decay", "my-package.decay"),
             ("json.decoder.Rope", "json.decoder.Rope"),
             ("json.decoder.JSONDecoder", "json.decoder.JSONDecoder"),
         )
@@ -172,6 +143,55 @@ REFUSED = [
 @pytest.mark.parametrize(("encoding", "dims", "sentence"), REFUSED, ids=lambda v: v if isinstance(v, str) else "")
 def test_what_does_not_fit_or_does_nothing_is_refused(encoding, dims, sentence):
     assert refusal(encoding, dims) == sentence
+
+
+LEARNED_FORM = "published frequencies of form = '1d'"
+IDLE = [
+    ({"name": "rope", "form": "axial"}, "freq", "integer", LEARNED_FORM),
+    ({"name": "rope", "learned": True, "freq_init": "normal"}, "freq", "integer", LEARNED_FORM),
+    ({"name": "rope"}, "freq_init", "normal", "learned frequencies (learned = True)"),
+    ({"name": "rope"}, "angle_share_layers", True, "parameters that blocks can share, and there are none"),
+    (CONTENT, "angle_share_layers", True, "parameters that blocks can share, and there are none"),
+    ({"name": "joformer"}, "angle_share_layers", True, "parameters that blocks can share, and there are none"),
+    ({"name": "rope", "freq": "integer"}, "base", 100.0, "geometric frequencies"),
+    ({"name": "rope", "learned": True, "freq_init": "normal"}, "base", 100.0, "geometric frequencies"),
+    (CONTENT | {"angle_base": "zero"}, "base", 100.0, "geometric frequencies"),
+    (CONTENT | {"angle_base": "zero"}, "learned", True, "angle_base = 'rope'"),
+    (POSITION, "angle_bound", "none", "content angles (angle_source)"),
+    (POSITION, "angle_init", "normal", "content angles (angle_source)"),
+    (POSITION, "accumulate", "none", "content angles (angle_source)"),
+    (POSITION, "step_convention", "query", "accumulated content angles"),
+    (CONTENT | {"accumulate": "none"}, "step_convention", "query", "accumulated content angles"),
+    ({"name": "joformer"}, "angle_ln", False, "angle_source = 'own_mlp' or 'linear'"),
+    (CONTENT, "angle_hidden_mult", 2.0, "angle_source = 'own_mlp'"),
+    (CONTENT | {"transport": "qk"}, "v_angles", "fixed", "transport = 'qkv'"),
+    (CONTENT | {"transport": "v"}, "v_angles", "stop", "transport = 'qkv'"),
+    ({"name": "accumulated", "unit": True}, "base", 100.0, "steps up to ω (unit = False)"),
+    ({"name": "absolute", "kind": "learned"}, "base", 100.0, "waves (kind = 'sinusoidal' or 'sincos2d')"),
+]
+
+
+@pytest.mark.parametrize(("encoding", "option", "value", "use"), IDLE, ids=lambda v: v if isinstance(v, str) else "")
+def test_an_option_that_does_nothing_beside_the_others_is_refused(encoding, option, value, use):
+    dims = VISION if encoding.get("form") == "axial" else TEXT
+    said = refusal(encoding | {option: value}, dims)
+    assert said == f"encoding.{option} = {value!r} does nothing here: it is for {use}"
+    encodings.build(
+        encoding | {option: getattr(encodings.load(encoding["name"]), option)}, dims
+    )  # its default may stand
+
+
+@pytest.mark.parametrize(
+    ("encoding", "option", "value"),
+    [
+        (CONTENT | {"angle_base": "zero", "angle_bound": "tanh_freq"}, "base", 100.0),
+        (CONTENT | {"angle_base": "zero", "v_angles": "fixed"}, "learned", True),
+        ({"name": "rope", "learned": True}, "base", 100.0),
+        ({"name": "joformer", "angle_source": "token_table"}, "angle_share_layers", True),
+    ],
+)
+def test_an_option_that_something_reads_is_taken(encoding, option, value):
+    assert getattr(encodings.build(encoding | {option: value}, TEXT)(parent=None), option) == value
 
 
 def test_key_heads_that_do_not_divide_the_heads_are_refused():

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import zoo
 
+import zoo
 from jojax import encodings
 from jojax.encodings import Context
 

@@ -24,7 +24,7 @@ class Life:
     def __init__(self, workdir):
         self.workdir, self.begun = workdir, newest(workdir)
         self.before = self.stamp()
-        self.process = runs.start(arguments(LM, lm() | OFTEN, workdir))
+        self.process = runs.start(arguments(LM, lm() | OFTEN, workdir), env=environment(devices=1))
 
     def stamp(self):
         file = self.workdir / "metrics.jsonl"
@@ -56,13 +56,13 @@ def newest(workdir):
     return max((int(p.name) for p in (workdir / "checkpoints").glob("*") if p.name.isdigit()), default=0)
 
 
-def equal_to_uninterrupted(workdir):
-    """Metrics, extrapolation, every line and every bit of the state."""
+def equal_to_uninterrupted(workdir, *more):
+    """Metrics, every line and every bit of the state."""
     mine, other = runs.result(workdir), runs.result(trained())
-    for key in ("state", "metrics", "scored", "protocol", "extrapolation", "steps", "tokens"):
+    for key in ("state", "metrics", "scored", "protocol", "steps", "tokens", *more):
         assert mine[key] == other[key], key
     assert told(workdir) == told(trained())
-    runs.same(runs.state(LM, lm(), workdir), runs.state(LM, lm(), trained()))
+    runs.same(*runs.states(LM, lm(), workdir, trained()))
 
 
 def test_killed_twice_stopped_once(tmp_path):
@@ -88,8 +88,8 @@ def test_killed_twice_stopped_once(tmp_path):
     assert third.begun + 5 <= stopped < STEPS
     assert newest(tmp_path) == stopped == steps_told(tmp_path)
 
-    assert train(LM, lm() | OFTEN, tmp_path) == 0
-    equal_to_uninterrupted(tmp_path)
+    train(LM, lm() | OFTEN, tmp_path)
+    equal_to_uninterrupted(tmp_path, "extrapolation")
 
 
 @pytest.mark.slow
@@ -106,10 +106,10 @@ def test_killed_twenty_times(tmp_path):
         assert code in (0, -signal.SIGKILL), out + err
         kills += code != 0
         if code == 0:
-            equal_to_uninterrupted(workdir)
+            equal_to_uninterrupted(workdir, "extrapolation")
             number += 1
-    assert train(LM, lm() | OFTEN, workdir) == 0
-    equal_to_uninterrupted(workdir)
+    train(LM, lm() | OFTEN, workdir)
+    equal_to_uninterrupted(workdir, "extrapolation")
 
 
 def batch_sums(batch):
@@ -127,23 +127,25 @@ def recorded(batch, mesh):
     print("BATCH", mesh.size, test_resume.batch_sums(out), flush=True)
     return out
 shard.to_global = recorded
-sys.exit(runs.train(runs.LM, eval(sys.argv[1]), sys.argv[2]))
+sys.exit(runs.train_here(runs.LM, eval(sys.argv[1]), sys.argv[2]))
 """
 
 
 def test_other_devices_and_resume(tmp_path):
-    """Saved on eight devices, gone on with on four, in another workdir: the same batches, the same losses."""
-    shutil.copytree(trained(), tmp_path / "eight")
-    for step in ("20", "30"):
-        shutil.rmtree(tmp_path / "eight" / "checkpoints" / step)
+    """Step 10 saved on eight devices, gone on with on four, in another workdir: the same batches, the same losses."""
+    shutil.copytree(trained() / "checkpoints" / "10", tmp_path / "one" / "checkpoints" / "10")
+    run = loop.Run(runs.config_of(LM, lm()), LM, tmp_path)
+    assert run.mesh.size == 8
+    with checkpoint.Checkpoints(tmp_path / "one", read_only=True) as one:
+        now, meta = one.restore_latest(run.like)
+    with checkpoint.Checkpoints(tmp_path / "eight") as eight:
+        eight.save(10, now, meta)
     before = runs.snapshot(tmp_path / "eight")
     overrides = lm(resume=str(tmp_path / "eight"), eval__lengths=())
     out, _ = runs.run(["-c", ON_OTHER_DEVICES, repr(overrides), str(tmp_path / "four")], env=environment(devices=4))
     assert "going on from step 10" in out
     assert runs.snapshot(tmp_path / "eight") == before  # another run's folder is only read
 
-    run = loop.Run(runs.config_of(LM, lm()), LM, tmp_path)
-    assert run.mesh.size == 8
     source, transform = run.job.train_source()
     data = train_batches(source, 8, seed=0, start_step=10, transform=transform)
     want = [f"BATCH 4 {batch_sums(shard.to_global(next(data), run.mesh))}" for _ in range(20)]
@@ -166,7 +168,7 @@ def test_an_end_that_was_cut_off_is_made_up_for(tmp_path):
     for key in ("metrics", "extrapolation", "scored"):
         del record[key]
     (tmp_path / "run" / "result.json").write_text(json.dumps(record | {"state": "running"}))
-    assert train(LM, lm(), tmp_path / "run") == 0
+    train(LM, lm(eval__lengths=()), tmp_path / "run")
     equal_to_uninterrupted(tmp_path / "run")
 
 
@@ -178,7 +180,7 @@ def test_init_from_takes_the_parameters_that_fit(tmp_path, capsys):
         mine = tree.leaves(run.start_state(saved))
     said = capsys.readouterr().out
     assert said.startswith(f"parameters from {trained()}, but shape: ") and said.count("\n") == 1
-    stored, fit = runs.state(LM, lm(), trained()), set()
+    (stored,), fit = runs.states(LM, lm(), trained()), set()
     for name, array in mine.items():
         branch, _, leaf = name.partition("/")
         if branch in ("params", "ema"):

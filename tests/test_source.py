@@ -7,8 +7,8 @@ import sys
 import ml_collections
 import numpy as np
 import pytest
-from image_sets import FASHION_CFG, encoded, fashion, write_cifar100, write_files
 
+from image_sets import FASHION_CFG, encoded, fashion, write_cifar100, write_files
 from jojax.data.source import FASHION, open_source
 from jojax.errors import UserError
 

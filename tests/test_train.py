@@ -6,7 +6,6 @@ import sys
 
 import numpy as np
 import pytest
-from test_writer import events
 
 from runs import (
     LM,
@@ -21,10 +20,11 @@ from runs import (
     run,
     snapshot,
     told,
-    train,
+    train_here,
     trained,
     vit,
 )
+from test_writer import events
 
 # design of the record: what every finished run says of itself
 FIELDS = {
@@ -45,6 +45,9 @@ def without_tensorflow(tmp_path_factory):
     return env, folder / "mark"
 
 
+QUICKSTART = "configs/quickstart.py:smoke"
+
+
 def check_record(workdir, spec, overrides):
     record = result(workdir)
     assert set(record) >= FIELDS and record["state"] == "finished" and record["config_name"] == spec
@@ -63,10 +66,10 @@ def test_language_model(without_tensorflow, tmp_path):
     env, mark = without_tensorflow
     few = {"eval.document_tokens": 256, "eval.tokens_per_batch": 2048, "data.cache": str(tmp_path / "cache")}
     few |= {"model.width": 32, "model.heads": 2}
-    out, err = run(arguments(LM, few, tmp_path / "run"), env=env)
+    out, err = run(arguments(QUICKSTART, few, tmp_path / "run"), env=env)
     assert "step 4/4  loss" in out and "tokens/s" in out and "result: " in out and err == ""
     assert not mark.exists()
-    record = check_record(tmp_path / "run", LM, few)
+    record = check_record(tmp_path / "run", QUICKSTART, few)
     assert (record["steps"], record["tokens"]) == (4, 4 * 16 * 128)
     assert record["scored"] == record["protocol"]["predictions"] == 11 * 256
     assert record["parameters"]["encoding"] == 2048 * 16 + (4 * 32 + 1) * 16  # angle table, one head
@@ -108,7 +111,7 @@ def test_the_loss_falls():
 
 def test_a_finished_run_is_left_alone(capsys):
     before = snapshot(trained())
-    assert train(LM, lm(), trained()) == 0
+    assert train_here(LM, lm(), trained()) == 0
     assert "is finished" in capsys.readouterr().out
     assert snapshot(trained()) == before
 

@@ -39,6 +39,9 @@ class Absolute(Encoding):
         if self.kind == "learned" and not all(self.sizes):
             raise UserError("encoding.kind = 'learned' needs the training length: set data.length")
 
+    def idle(self):
+        return {"base": "waves (kind = 'sinusoidal' or 'sincos2d')"} if self.kind == "learned" else {}
+
     @property
     def sizes(self):
         """Sites of the table along each axis."""

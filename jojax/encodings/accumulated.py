@@ -30,6 +30,9 @@ class Accumulated(Rotary):
     CAUSAL_ONLY = True
     FLAT = False
 
+    def idle(self):
+        return {"base": "steps up to ω (unit = False)"} if self.unit else {}
+
     def draws(self, ctx):
         """Steps in turns, [B, L, G, D/2]."""
         key = self.make_rng("encoding") if self.has_rng("encoding") else jax.random.key(0)

@@ -115,8 +115,16 @@ class Encoding(nn.Module):
             value = getattr(self, option)
             if value not in valid:
                 raise UserError(f"encoding.{option} = {value!r}: choose from {', '.join(map(str, valid))}")
+        for option, use in self.idle().items():
+            value = getattr(self, option)
+            if value != type(self).__dataclass_fields__[option].default:
+                raise UserError(f"encoding.{option} = {value!r} does nothing here: it is for {use}")
         if self.CAUSAL_ONLY and not self.dims.causal:
             raise UserError(f"encoding {type(self).__name__} needs an order: use it in a causal model")
+
+    def idle(self) -> dict[str, str]:
+        """{option: what it is for}, of options that nothing reads beside the others; setting one is refused."""
+        return {}
 
     def begin(self, x, ctx):
         """Once, before the blocks: x [B, L, C], Context -> x, shared, carry.

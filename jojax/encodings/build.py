@@ -16,6 +16,9 @@ def load(name: str) -> type[Encoding]:
 
     The encoding is the one Encoding subclass that the module defines."""
     path = name if "." in name else f"jojax.encodings.{name}"
+    absent = UserError(f"encoding.name = {name!r}: no module {path}; name a file in jojax/encodings or a dotted path")
+    if not all(part.isidentifier() for part in path.split(".")):
+        raise absent
     try:
         module = importlib.import_module(path)
     except ModuleNotFoundError as error:
@@ -28,9 +31,7 @@ def load(name: str) -> type[Encoding]:
             found = None
         if isinstance(found, type) and issubclass(found, Encoding):
             return found
-        raise UserError(
-            f"encoding.name = {name!r}: no module {path}; name a file in jojax/encodings or a dotted path"
-        ) from None
+        raise absent from None
     own = [
         thing
         for thing in vars(module).values()

@@ -86,17 +86,35 @@ class JoFormer(Rope):
         ):
             if wrong:
                 raise UserError(f"encoding.angle_source = {self.angle_source!r} {why}")
-        if self.learned and self.angle_base == "zero":
-            raise UserError("encoding.learned frequencies have no effect with angle_base = 'zero'")
-        if self.step_convention != "source" and not self.CAUSAL_ONLY:
-            raise UserError("encoding.step_convention is for accumulated content angles")
-        if self.v_angles != "same" and self.transport != "qkv":
-            raise UserError(f"encoding.v_angles = {self.v_angles!r} needs transport = 'qkv'")
         if self.content and self.angle_init == "zero" and "norm" in self.angle_bound:
             raise UserError(
                 f"encoding.angle_bound = {self.angle_bound!r} with angle_init = 'zero' divides by nothing: "
                 "set angle_init = 'normal'"
             )
+
+    def idle(self):
+        idle = super().idle()
+        if not self.content:
+            idle |= dict.fromkeys(("angle_bound", "angle_init", "accumulate"), "content angles (angle_source)")
+        if self.angle_source not in ("own_mlp", "linear"):
+            idle["angle_ln"] = "angle_source = 'own_mlp' or 'linear'"
+        if self.angle_source != "own_mlp":
+            idle["angle_hidden_mult"] = "angle_source = 'own_mlp'"
+        if not self.CAUSAL_ONLY:
+            idle["step_convention"] = "accumulated content angles"
+        if self.transport != "qkv":
+            idle["v_angles"] = "transport = 'qkv'"
+        if not self.turns_by_base:
+            idle["learned"] = "angle_base = 'rope'"
+        return idle
+
+    @property
+    def turns_by_base(self) -> bool:
+        return self.angle_base == "rope" or self.v_angles == "fixed"
+
+    @property
+    def reads_initial(self):
+        return (self.turns_by_base and super().reads_initial) or self.angle_bound == "tanh_freq"
 
     @nn.compact
     def begin(self, x, ctx):

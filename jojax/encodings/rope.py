@@ -64,12 +64,23 @@ class Rope(Rotary):
             raise UserError(
                 f"encoding.form = 'mixed' halves the planes of a head: make model.head_dim = {D} divisible by 4"
             )
-        if self.freq == "integer" and self.form != "1d":
-            raise UserError("encoding.freq = 'integer' is for form '1d'")
-        if self.freq_init != "rope" and not self.learned:
-            raise UserError("encoding.freq_init is for learned frequencies: set encoding.learned=True")
-        if self.angle_share_layers and not self.has_shareable:
-            raise UserError("encoding.angle_share_layers: there is nothing that the blocks could share")
+
+    def idle(self):
+        idle = super().idle()
+        if self.form != "1d" or not self.reads_initial:
+            idle["freq"] = "published frequencies of form = '1d'"
+        if not self.learned:
+            idle["freq_init"] = "learned frequencies (learned = True)"
+        if not self.has_shareable:
+            idle["angle_share_layers"] = "parameters that blocks can share, and there are none"
+        if self.freq == "integer" or not self.reads_initial:
+            idle["base"] = "geometric frequencies"
+        return idle
+
+    @property
+    def reads_initial(self) -> bool:
+        """Are the published frequencies used, if only as a start?"""
+        return not self.learned or self.freq_init == "rope"
 
     @property
     def has_shareable(self) -> bool:
