@@ -10,8 +10,8 @@ RoPE-Mixed of its own paper.
 
 _ROPE = {"name": "rope", "transport": "qk"}
 _JO = {"name": "joformer", "transport": "qkv"}
-_AXIAL = {**_ROPE, "form": "axial", "base": 100.0, "pairing": "interleaved"}
-_MIXED = {**_ROPE, "form": "mixed", "base": 10.0, "pairing": "interleaved"}
+_AXIAL = {**_ROPE, "form": "axial", "pairing": "interleaved"}
+_MIXED = {**_ROPE, "form": "mixed", "pairing": "interleaved"}
 _LEARNED = {"learned": True, "freq_init": "normal"}
 
 PRESETS = {
@@ -24,11 +24,11 @@ PRESETS = {
     "rope": _ROPE,
     "rope_matched": _ROPE,
     "rope_integer": {**_ROPE, "freq": "integer", "pairing": "interleaved"},
-    "rope_axial": _AXIAL,
+    "rope_axial": {**_AXIAL, "base": 100.0},
     "rope_axial_learned": {**_AXIAL, **_LEARNED, "angle_share_layers": True},
     "rope_axial_learned_per_layer": {**_AXIAL, **_LEARNED},
-    "rope_mixed": {**_MIXED, "learned": True},
-    "rope_mixed_fixed": _MIXED,
+    "rope_mixed": {**_MIXED, "base": 10.0, "learned": True},
+    "rope_mixed_fixed": {**_MIXED, "base": 10.0},
     "rope_mixed_learned": {**_MIXED, **_LEARNED, "angle_share_layers": True},
     "rope_mixed_learned_per_layer": {**_MIXED, **_LEARNED},
     "xpos": {"name": "xpos", "transport": "qk"},
@@ -42,8 +42,9 @@ PRESETS = {
         "angle_base": "zero",
         "angle_init": "normal",
     },
+    "jo_pemb": {**_JO, "angle_source": "token_table"},
     "jo_projected": {**_JO, "angle_source": "ffn_flow"},
-    "jo_projected_pointwise": {**_JO, "angle_source": "ffn_flow", "accumulate": "none"},
+    "jo_projected_pointwise": {**_JO, "angle_source": "ffn_flow", "accumulate": "none", "angle_base": "zero"},
     "jo_projected_mlp": {**_JO, "angle_source": "own_mlp"},
     "jo_projected_wiki": {
         **_JO,

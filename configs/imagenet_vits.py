@@ -4,10 +4,12 @@ Command: python3 -m jojax.train --config configs/imagenet_vits.py --config.data.
     DIR: a folder with train/<wnid>/*.JPEG and val/<wnid>/*.JPEG, or with data.source=tfds a TFDS data_dir
 Table: JoFormer, table 2 (ViT-S, JoFormer against RoPE-2D)
 Expected: top-1 / top-5 80.71 / 95.26 after 300 epochs (one seed; the author's mid-run note calls the pair tied)
-Cost: 375,000 steps of 1,024 images, 22 M parameters; about 3 days on 8 GPUs in float16 (author: 790 s an epoch)
+Cost: 375,000 steps of 1,024 images, 22 M parameters; the author took 790 s an epoch in float16,
+    about 66 hours
 Arguments: encoding=NAME, seed=N, smoke
 Deviations: inception crop and flip only; the published recipe adds RandAugment(2, 9), mixup .8, cutmix 1.0 and random
-    erasing .25 and dropout .1 on the attention weights, so expect lower figures. bfloat16 for float16.
+    erasing .25, so expect lower figures. Its dropout .1 is on attention weights and projections; here it is on the
+    embedding and the outputs of attention and MLP. bfloat16 for float16.
 """
 
 from configs import common

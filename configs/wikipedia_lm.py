@@ -8,8 +8,9 @@ Expected: validation perplexity at n=512, L=6: projected 18.23, RoPE 18.67, sinu
 Cost: 200,000 steps of 32 × 64 (legacy) or 32 × 256 tokens; about an hour to a few on one GPU
 Arguments: n=128|256|512, L=2|4|6, context=64|256, encoding=NAME, seed=N, smoke
 Deviations: heads of width 64 (context=64: one head, integer frequencies with encoding=rope_integer, as published). The
-    published projected block has a further C × C map and no residual around its attention: ours is the common block,
-    with C² + C parameters less. We report the last step, not the best of many evaluations. The sweep is at context 256.
+    published projected block has a further C × C map, which no residual skips: ours is the common block,
+    with C² + C parameters less. Rows are packed documents, not windows of one stream. We report the last step, not the
+    best of many evaluations. The sweep is at context 256.
 """
 
 from configs import common

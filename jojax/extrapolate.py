@@ -2,8 +2,8 @@
 
 Windows lie inside documents. Disjoint: of each document the first floor(n/longest)·longest predictions, cut into
 windows of each length, so that only the context differs. Sliding: every prediction of every document once, with
-length − stride to length tokens of context. The tail is the last training-length predictions of a window: a mean
-over all positions mixes "more context helps" with "far positions fail".
+length − stride to length tokens of context, fewer only where a document begins. The tail is the last training-length
+predictions of a window: a mean over all positions mixes "more context helps" with "far positions fail".
 """
 
 import functools

@@ -221,7 +221,7 @@ def finish(run: Run, record):
     config, job = run.config, run.job
     record |= {
         "steps": config.steps,
-        job.unit: config.steps * job.units_per_step,
+        "examples" if job.unit == "images" else job.unit: config.steps * job.units_per_step,
         "wall_seconds": run.clock.seconds,
         "compile_seconds": run.compile_seconds,
         "protocol": getattr(job.valid[0], "protocol", {"kind": "every example once"}),

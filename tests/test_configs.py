@@ -111,6 +111,11 @@ def test_arguments_behind_the_colon(arg, message):
         ("length_extrapolation.py:size=c128,encoding=rope", 9_413_888, 0),
         ("length_extrapolation.py:size=c128", 9_413_888, 11_626_048 - 9_413_888),
         ("wikipedia_lm.py:n=128,L=6,context=64,encoding=rope_integer", 5_301_888, 0),
+        (
+            "wikipedia_lm.py:n=128,L=6,context=64,encoding=jo_projected",
+            5_301_888,
+            6_522_880 - 5_301_888 - 2 * 128**2 - 64,
+        ),
     ],
 )
 def test_parameter_counts_are_the_published_ones(spec, body, encoding):

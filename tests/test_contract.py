@@ -1,11 +1,15 @@
 """The laws that every encoding of a causal model gets for free, in float64: packing, chunking, causality, claims."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import zoo
+from jojax.encodings.base import Context
+from jojax.encodings.rope import Rope
 
 B, L = zoo.B, zoo.L
 
@@ -47,15 +51,56 @@ def test_packed_documents_equal_the_same_alone(name):
     assert np.abs(one - packed).max() > 1e-3  # one document would see across
 
 
-@pytest.mark.parametrize("name", zoo.TEXT)
-def test_any_chunking_equals_the_whole(name):
-    whole = call(name)
-    params, model, past, outs = zoo.lm_params(name), zoo.lm(name), None, []
-    for a, b in ((0, 4), (4, 8), (8, 11)):
+def in_chunks(model, params, cuts):
+    past, outs = None, []
+    for a, b in itertools.pairwise(cuts):
         args = {"position": jnp.asarray(POSITION[:, a:b]), "segment": jnp.asarray(SEGMENT[:, a:b])}
         out, past = zoo.run(model, params, zoo.tokens()[:, a:b], past=past, capacity=13, **args)
         outs.append(out)
-    np.testing.assert_allclose(np.concatenate(outs, 1), whole, atol=1e-10)
+    return np.concatenate(outs, 1)
+
+
+@pytest.mark.parametrize("name", zoo.TEXT)
+def test_any_chunking_equals_the_whole(name):
+    chunked = in_chunks(zoo.lm(name), zoo.lm_params(name), (0, 4, 8, 11))
+    np.testing.assert_allclose(chunked, call(name), atol=1e-10)
+
+
+@pytest.mark.parametrize("attention", ["xla", "chunked"])
+@pytest.mark.parametrize("name", ["jo_projected", "jo_random", "grape_ap_strict", "alibi"])
+def test_site_by_site_equals_the_whole(name, attention):
+    steps = in_chunks(zoo.lm(name, attention=attention), zoo.lm_params(name), range(L + 1))
+    np.testing.assert_allclose(steps, call(name), atol=1e-10)
+
+
+class Suffix(Rope):
+    """Sums −ω over what is left of a chunk, as released code does."""
+
+    def journey(self, shared, carry, ctx):
+        past = jnp.arange(ctx.position.shape[1]) - float(ctx.position.shape[1])
+        past = jnp.broadcast_to(past[:, None], ctx.position.shape)
+        return super().journey(shared, carry, ctx.replace(position=past))
+
+
+def test_suffix_sums_are_right_as_a_whole_and_cannot_be_handed_on():
+    model, params = zoo.lm_of({"name": f"{__name__}.Suffix", "transport": "qkv"}), zoo.lm_params("jo_fixed")
+    args = {"position": jnp.asarray(POSITION), "segment": jnp.asarray(SEGMENT)}
+    np.testing.assert_allclose(zoo.run(model, params, zoo.tokens(), **args), call("jo_fixed"), atol=1e-10)
+    assert np.abs(in_chunks(model, params, (0, 4, 8, 11)) - call("jo_fixed")).max() > 1e-3
+
+
+class Away(Rope):
+    """Values travel and do not come home."""
+
+    def journey(self, shared, carry, ctx):
+        return super().journey(shared, carry, ctx).replace(restore=False)
+
+
+def test_values_that_do_not_come_home_belong_to_places():
+    """Against its own shift by 5, which the way home would undo."""
+    model, params = zoo.lm_of({"name": f"{__name__}.Away", "transport": "qkv"}), zoo.lm_params("jo_fixed")
+    here, there = (zoo.run(model, params, zoo.tokens(), position=jnp.arange(L)[None] + s) for s in (0, 5))
+    assert np.abs(here - there).max() > 1e-3
 
 
 @pytest.mark.parametrize("name", zoo.TEXT)
@@ -112,6 +157,17 @@ def test_jo_projected_starts_as_jo_fixed(dtype):
     assert np.abs(outs[0] - outs[2]).max() > 1e-4  # values do travel
 
 
+@pytest.mark.parametrize("source", ["own_mlp", "linear", "token_table"])
+def test_zero_content_angles_are_fixed_ones(source):
+    model = zoo.lm_of({"name": "joformer", "angle_source": source})
+    fixed = zoo.lm_params("jo_fixed", 0)
+    with_angles = model.init(jax.random.key(1), zoo.tokens())["params"]
+    assert "encoding" in with_angles["blocks"]
+    blocks = {**fixed["blocks"], "encoding": with_angles["blocks"]["encoding"]}
+    started = zoo.run(model, {**with_angles, **fixed, "blocks": blocks}, zoo.tokens())
+    np.testing.assert_array_equal(started, zoo.run(zoo.lm("jo_fixed"), fixed, zoo.tokens()))
+
+
 def test_an_angle_base_left_out_is_another_model():
     params = zoo.lm_params("jo_projected", 0)
     model = zoo.lm("jo_projected")
@@ -143,6 +199,22 @@ def test_random_angles_are_drawn_anew_in_training_and_fixed_in_evaluation():
     drawn = [model.apply({"params": params}, toks, train=True, rngs={"encoding": jax.random.key(s)}) for s in (1, 2)]
     np.testing.assert_array_equal(*fixed)
     assert np.abs(drawn[0] - drawn[1]).max() > 1e-4
+
+
+def test_random_angles_of_packed_documents_are_drawn_apart():
+    """In training also two documents of one row, at equal positions."""
+    steps = {}
+    for train in (True, False):
+        ctx = Context(
+            position=jnp.asarray(POSITION, float)[..., None],
+            restart=None,
+            segment=jnp.asarray(SEGMENT),
+            train=train,
+        )
+        steps[train] = np.asarray(zoo.lm("jo_random").encoding(parent=None).apply({}, ctx, method="draws"))
+    for drawn in steps.values():
+        assert (drawn[0, :5] != drawn[0, 5:10]).all() and (drawn[0] != drawn[1]).all()
+    assert (steps[True] != steps[False]).all()
 
 
 def test_grouped_heads_equal_repeated_heads():

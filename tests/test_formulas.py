@@ -74,7 +74,9 @@ def encode_xpos(params, gamma=0.4, scale_base=512, values=False):
     return lambda layer, p, h, x, before: (A, A if values else None, 0)
 
 
-def encode_grape_ap(params):
+def encode_grape_ap(params, own_step=True, gated_by_query=True):
+    """The step of site m, seen from t, is in the path from j where j < m ≤ t."""
+
     def path(h, kernel):
         out = np.einsum("lc,chr->lhr", h, kernel)
         out = out / np.sqrt((out**2).mean(-1, keepdims=True) + 1e-6)
@@ -86,7 +88,8 @@ def encode_grape_ap(params):
         bias = np.zeros((H, L, L))
         for head, t in np.ndindex(H, L):
             for j in range(t):
-                z = [query[t, head] @ key[m, head // 2] / 8 for m in range(j + 1, t + 1)]
+                seen = query[t, head] if gated_by_query else np.ones(8)
+                z = [seen @ key[m, head // 2] / 8 for m in range(j + 1, t + own_step)]
                 bias[head, t, j] = reference.slopes(H)[head] * sum(-np.log1p(np.exp(-v)) for v in z)
         return EYE, None, bias
 
@@ -107,6 +110,8 @@ def encode_grape_ap(params):
 def test_additive_and_scaled(encoding, right):
     model, params = model_and_params(encoding)
     wrong = [rotary(encoding | {"name": "rope"}, params)] if "scale_base" in encoding else []  # by default nearly that
+    if encoding["name"] == "grape_ap":
+        wrong = [right(params, own_step=False), right(params, gated_by_query=False)]
     compare(logits(model, params), params, right(params), nope, *wrong)
 
 
@@ -231,8 +236,8 @@ def accumulated(steps, transport="qkv", pairing="half"):
 @pytest.mark.parametrize("unit", [False, True])
 def test_accumulated_without_content(unit):
     """In evaluation without an rng all blocks draw from key 0."""
-    encoding = dict(
-        name="accumulated", transport="qkv", unit=unit, base=50.0, pairing="interleaved" if unit else "half"
+    encoding = dict(name="accumulated", transport="qkv", pairing="interleaved" if unit else "half") | (
+        dict(unit=True) if unit else dict(base=50.0)
     )
     model, params = model_and_params(encoding)
     with jax.enable_x64(True):

@@ -91,7 +91,7 @@ def test_vision_model(without_tensorflow, tmp_path):
     out, err = run(arguments(VIT, given, tmp_path / "run"), env=env)
     assert "step 4/4  loss" in out and "images/s" in out and err == "" and not mark.exists()
     record = check_record(tmp_path / "run", VIT, given)
-    assert (record["steps"], record["images"], record["scored"]) == (4, 4 * 16, 1000)
+    assert (record["steps"], record["examples"], record["scored"]) == (4, 4 * 16, 1000)
     metrics = record["metrics"]
     assert set(metrics) == {"loss", "accuracy", "ema_loss", "ema_accuracy"} and metrics["loss"] != metrics["ema_loss"]
     assert 0 <= metrics["accuracy"] <= 1

@@ -97,9 +97,23 @@ def test_a_learned_table_fits_another_grid_by_resizing():
     assert logits(other, fitted, image(shape=(B, 12, 12, 3))).shape == (B, 7)
     same = absolute.resize(params["encoding"], (4, 5), (4, 5))
     np.testing.assert_allclose(same["table"], params["encoding"]["table"], atol=1e-12)
-    ramp = {"table": jnp.asarray(np.mgrid[:4, :5][1].reshape(-1, 1), "float64")}  # the column's number
-    wide = absolute.resize(ramp, (4, 5), (4, 10))["table"].reshape(4, 10)
-    np.testing.assert_allclose(np.diff(wide[0])[1:-1], 0.5, atol=1e-6)
+    with pytest.raises(ValueError, match="zip"):
+        absolute.resize(params["encoding"], (4, 5), (20,))
+
+
+def test_tables_are_resized_by_cubic_convolution_without_anti_aliasing():
+    """Weights by hand, a = −3/4: halves and quarters of a step between two sites; both axes, edges repeated."""
+    quarter = np.array([-0.10546875, 0.87890625, 0.26171875, -0.03515625])
+    half = np.array([-0.09375, 0.59375, 0.59375, -0.09375])
+    np.testing.assert_allclose(absolute.cubic(8, 16)[7], [0, 0, *quarter, 0, 0], atol=1e-15)
+    np.testing.assert_allclose(absolute.cubic(8, 4)[1], [0, *half, 0, 0, 0], atol=1e-15)  # half of the sites count
+    np.testing.assert_allclose(absolute.cubic(8, 4)[0], [half[:2].sum(), *half[2:], 0, 0, 0, 0, 0], atol=1e-15)
+    point = np.zeros((8, 6, 2))
+    point[3, 2, 1] = 1
+    other = absolute.resize({"table": jnp.asarray(point.reshape(48, 2))}, (8, 6), (16, 3))["table"]
+    want = np.outer(absolute.cubic(8, 16)[:, 3], absolute.cubic(6, 3)[:, 2])
+    np.testing.assert_allclose(other.reshape(16, 3, 2)[..., 1], want, atol=1e-12)
+    assert not other[:, 0].any()
 
 
 def test_scan_unrolled_remat_and_chunked_are_equal():

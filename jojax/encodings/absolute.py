@@ -3,14 +3,14 @@
 - sinusoidal: sin and cos of position · base^(−2b/C), halves side by side; any length
 - sincos2d: half of the width for y, half for x, base 10,000 (the MoCo-v3 / MAE form); any grid
 - learned: a table over the training length (text) or grid (vision), N(0, 0.02²); bounded, whole positions only.
-  `resize` fits it to another grid by bilinear interpolation, half-pixel centres.
+  `resize` fits it to another grid as the vision papers do: bicubic, half-pixel centres, no anti-aliasing.
 """
 
 import math
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from jojax.encodings.base import Encoding
@@ -78,5 +78,17 @@ def resize(params, old_grid, new_grid):
     """{'table': [Πold, C]} -> {'table': [Πnew, C]} for another grid (non-square too)."""
     table = params["table"]
     image = table.reshape(*old_grid, -1)
-    resized = jax.image.resize(image, (*new_grid, table.shape[-1]), "bilinear")
-    return {**params, "table": resized.reshape(-1, table.shape[-1])}
+    for axis, (old, new) in enumerate(zip(old_grid, new_grid, strict=True)):
+        image = jnp.moveaxis(jnp.tensordot(cubic(old, new).astype(image.dtype), image, (1, axis)), 0, axis)
+    return {**params, "table": image.reshape(-1, table.shape[-1])}
+
+
+def cubic(old, new, a=-0.75):
+    """Weights [new, old] of cubic convolution, edges repeated; a as in PyTorch (jax.image.resize has −0.5)."""
+    at = (np.arange(new) + 0.5) * old / new - 0.5
+    tap = np.floor(at)[:, None] + np.arange(-1, 3)
+    d = np.abs(at[:, None] - tap)
+    near, far = ((a + 2) * d - (a + 3)) * d * d + 1, a * (((d - 5) * d + 8) * d - 4)
+    weights = np.zeros((new, old))
+    np.add.at(weights, (np.arange(new)[:, None], tap.clip(0, old - 1).astype(int)), np.where(d <= 1, near, far))
+    return weights

@@ -36,10 +36,9 @@ class Accumulated(Rotary):
     def draws(self, ctx):
         """Steps in turns, [B, L, G, D/2]."""
         key = self.make_rng("encoding") if self.has_rng("encoding") else jax.random.key(0)
-        index = ctx.position[..., 0].astype(jnp.int32)
-        owner = ctx.segment
-        if ctx.train:  # rows of one document in a batch draw apart
-            owner = jnp.broadcast_to(jnp.arange(index.shape[0])[:, None], index.shape)
+        owner, index = ctx.segment, ctx.position[..., 0].astype(jnp.int32)
+        if ctx.train:  # rows of one document in a batch draw apart, and so do the documents of a row
+            owner, index = jnp.indices(index.shape)
             key = jax.random.fold_in(key, 1)
         shape = (self.dims.kv_heads, self.dims.head_dim // 2)
 

@@ -15,9 +15,10 @@ Angle sources (`angle_source`), z_t being the raw output, always float32 or wide
 x is the block's normalised input, or its raw residual with `angle_ln=False` (the Wikipedia experiments).
 
 δ = π tanh z ('tanh'), ω tanh z with the initial ω ('tanh_freq'), LayerNorm(z) ('norm'), |LayerNorm(z)| ('norm_abs')
-or z ('none'). `accumulate='none'` reads δ_t as the angle of site t itself (no path; does not extrapolate in the
-author's runs). The released code sums the suffix instead; the exclusive prefix here is the same up to a constant,
-causal bit for bit, and can be streamed.
+or z ('none'). `accumulate='none'` adds δ_t of site t alone to its base angle: with `angle_base='zero'` it is the
+author's arm without a path, θ_t = a_t up to a constant (jo_projected_pointwise), which does not extrapolate in his
+runs; with the base it is RoPE plus content. The released code sums the suffix of −a instead, the exclusive prefix of
+a up to a constant: to use its weights, negate base and content angles. The prefix is causal bit for bit and streams.
 """
 
 from typing import ClassVar

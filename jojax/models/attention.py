@@ -46,8 +46,18 @@ def attend(q, k, v, query: Sites, key: Sites, *, causal, scale, edge=None, edge_
 
 
 def logits(q, k, scale):
-    """[B, G, R, Lq, Lk], float32 or wider."""
-    return jnp.einsum("bqgrd,bkgd->bgrqk", q, k, preferred_element_type=wide(q.dtype)) * scale
+    """[B, G, R, Lq, Lk], float32 or wider. Heads lead, so that each product is one of plain matrices."""
+    B, Lq, G, R, D = q.shape
+    rows, columns = jnp.moveaxis(q, 1, 3).reshape(B, G, R * Lq, D), jnp.moveaxis(k, 1, 2)
+    s = jnp.einsum("bgqd,bgkd->bgqk", rows, columns, preferred_element_type=wide(q.dtype))
+    return s.reshape(B, G, R, Lq, -1) * scale
+
+
+def weighted(p, v):
+    """Σ_k p v, [B, G, R, Lq, E] in p's dtype; p [B, G, R, Lq, Lk] is rounded to v's."""
+    rows = p.reshape(*p.shape[:2], -1, p.shape[-1]).astype(v.dtype)
+    out = jnp.einsum("bgqk,bgke->bgqe", rows, jnp.moveaxis(v, 1, 2), preferred_element_type=p.dtype)
+    return out.reshape(*p.shape[:-1], -1)
 
 
 def xla(q, k, v, query, key, *, causal, scale, edge=None, edge_key=None):
@@ -62,10 +72,9 @@ def xla(q, k, v, query, key, *, causal, scale, edge=None, edge_key=None):
     p = jnp.exp(s - lax.stop_gradient(s.max(-1, keepdims=True)))
     if seen is not None:
         p = jnp.where(seen[:, None, None], p, 0)  # a row that sees nothing
-    total = jnp.moveaxis(p.sum(-1), 3, 1)[..., None]
-    # dividing the output, not the weights, saves a pass over [Lq, Lk]
-    out = jnp.einsum("bgrqk,bkge->bqgre", p.astype(v.dtype), v, preferred_element_type=s.dtype)
-    return (out / jnp.where(total == 0, 1, total)).astype(v.dtype)
+    total = p.sum(-1)[..., None]
+    out = weighted(p, v) / jnp.where(total == 0, 1, total)  # not the weights: saves a pass over [Lq, Lk]
+    return jnp.moveaxis(out, 3, 1).astype(v.dtype)
 
 
 def chunked(q, k, v, query, key, *, causal, scale, edge=None, edge_key=None, block=512):
@@ -128,8 +137,8 @@ def scan_keys(q, keys, query: Sites, edge: Edge | None, causal, scale, dtype):
         new = jnp.maximum(top, s.max(-1))
         p = jnp.where(seen, jnp.exp(s - new[..., None]), 0)
         fade = jnp.exp(top - new)
-        part_sum = jnp.einsum("bgrqk,bkge->bgrqe", p.astype(dtype), part["v"], preferred_element_type=zero.dtype)
-        return (new, total * fade + p.sum(-1), acc * fade[..., None] + part_sum, state), None
+        acc = acc * fade[..., None] + weighted(p, part["v"])
+        return (new, total * fade + p.sum(-1), acc, state), None
 
     start = (zero + low, zero, jnp.zeros((B, G, R, Lq, width), zero.dtype), zero.reshape(B, G * R, Lq))
     (_, total, acc, _), _ = lax.scan(body, start, keys, reverse=True)
