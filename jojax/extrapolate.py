@@ -163,6 +163,7 @@ def plot(results, path):
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     trained = {scores["protocol"]["training_length"] for scores in results.values()}
+    ticks = sorted({int(n) for scores in results.values() for n in scores["lengths"]})
     for name, scores in results.items():
         lengths = [int(n) for n in scores["lengths"]]
         rows = list(scores["lengths"].values())
@@ -176,9 +177,9 @@ def plot(results, path):
         ylabel="loss (nats a token)",
         title="whole window ●, tail ▪",
     )
-    left.set_xticks(lengths, [str(n) for n in lengths])
+    left.set_xticks(ticks, map(str, ticks))
     left.minorticks_off()
-    right.set(xlabel=f"position in windows of {lengths[-1]} tokens", title="loss by position")
+    right.set(xlabel=f"position in windows of {ticks[-1]} tokens", title="loss by position")
     for n in trained:
         for axis in (left, right):
             axis.axvline(n, color="grey", linewidth=0.8, linestyle="--")

@@ -4,7 +4,7 @@
     python scripts/report.py --results  # committed records: results/runs/*.json -> results/*.md, results/plots/*.png
     python scripts/report.py --check    # exit code 1 where the committed tables are not what the records say
 
-Runs of one config file (and size) stand in one table, one row an encoding; several seeds are averaged and counted.
+Runs of one config file (and size) stand in one table, one row an encoding: over several seeds the mean (and range).
 """
 
 import argparse
@@ -49,32 +49,40 @@ def scale(record):
     return f"Scale: {size}; {data}{unit}; {trained}."
 
 
-def mean(values):
-    return statistics.fmean(values)
+def cell(values, form, times=1):
+    """The mean, of several seeds with the range."""
+    values = [times * v for v in values]
+    shown = format(statistics.fmean(values), form)
+    return shown if len(values) == 1 else f"{shown} ({min(values):{form}} – {max(values):{form}})"
 
 
 def text_rows(runs):
-    lengths = list(runs[0]["extrapolation"]["lengths"])
+    lengths = all_lengths(runs)
     yield ["encoding", "seeds", "parameters", *(f"PPL {n}" for n in lengths), "tail PPL", "bits/byte", "ratio"]
     for name, same in by_encoding(runs):
-        rows = [r["extrapolation"]["lengths"] for r in same]
-        last = lengths[-1]
-        yield [
-            name,
-            str(len(same)),
-            f"{same[0]['parameters']['total']:,}",
-            *(f"{mean([r[n]['ppl'] for r in rows]):.2f}" for n in lengths),
-            f"{mean([r[last]['tail_ppl'] for r in rows]):.2f}",
-            f"{mean([r[last]['bits_per_byte'] for r in rows]):.3f}",
-            f"{mean([r[last]['ratio'] for r in rows]):.3f}",
+
+        def of(length, key, form, same=same):
+            rows = [r["extrapolation"]["lengths"].get(length) for r in same]
+            return cell([row[key] for row in rows], form) if all(rows) else "–"  # refused beyond a table's end
+
+        last = [
+            of(lengths[-1], key, form)
+            for key, form in (("tail_ppl", ".2f"), ("bits_per_byte", ".3f"), ("ratio", ".3f"))
         ]
+        parameters = f"{same[0]['parameters']['total']:,}"
+        yield [name, str(len(same)), parameters, *(of(n, "ppl", ".2f") for n in lengths), *last]
 
 
 def image_rows(runs):
-    yield ["encoding", "seeds", "parameters", "top-1", "loss"]
+    yield ["encoding", "seeds", "parameters", "top-1 %", "loss"]
     for name, same in by_encoding(runs):
-        top, loss = (mean([r["metrics"][k] for r in same]) for k in ("accuracy", "loss"))
-        yield [name, str(len(same)), f"{same[0]['parameters']['total']:,}", f"{100 * top:.2f} %", f"{loss:.4f}"]
+        top, loss = ([r["metrics"][k] for r in same] for k in ("accuracy", "loss"))
+        parameters = f"{same[0]['parameters']['total']:,}"
+        yield [name, str(len(same)), parameters, cell(top, ".2f", 100), cell(loss, ".4f")]
+
+
+def all_lengths(runs):
+    return sorted({n for run in runs for n in run["extrapolation"]["lengths"]}, key=int)
 
 
 def by_encoding(runs):
@@ -101,12 +109,12 @@ def section(name, runs):
     text = "extrapolation" in runs[0]
     lines = [f"## {name}", "", scale(runs[0]), ""]
     if text:
-        longest = list(runs[0]["extrapolation"]["lengths"])[-1]
-        scored = runs[0]["extrapolation"]["lengths"][longest]["scored"]
+        longest = all_lengths(runs)[-1]
+        scored = {f"{row['scored']:,}" for run in runs for row in run["extrapolation"]["lengths"].values()}
         lines += [
-            f"The same {scored:,} tokens are scored at every length, in windows inside held-out documents; "
-            f"bits/byte and the tail (the last {runs[0]['config']['data']['length']} positions) are at {longest}; "
-            "ratio: its PPL over that at the shortest length.",
+            f"The same {' or '.join(sorted(scored))} tokens are scored at every length, in windows inside held-out "
+            f"documents; bits/byte and the tail (the last {runs[0]['config']['data']['length']} positions) are at "
+            f"{longest}; ratio: its PPL over that at the shortest length.",
             "",
         ]
     rows = list(text_rows(runs) if text else image_rows(runs))

@@ -1,0 +1,137 @@
+"""The sweep and the report: what is run, skipped and told; tables from records alone."""
+
+import json
+import sys
+
+import pytest
+
+from jojax.errors import UserError
+from scripts import report, sweep
+
+MODEL = {"kind": "lm", "width": 8, "depth": 2, "heads": 4}
+
+
+def record(encoding, seed, ppl, state="finished", **changes):
+    spec = f"configs/novel.py:size=small,encoding={encoding},seed={seed}"
+    lengths = {
+        n: {"ppl": ppl * k, "tail_ppl": ppl + k, "bits_per_byte": k / 8, "ratio": float(k), "scored": 640}
+        | {"loss": float(k), "tail_loss": k + 1.0, "by_position": {"end": [8, 16], "loss": [2.0, k]}}
+        for n, k in (("16", 1), ("64", 3))
+    }
+    if encoding == "learned":  # a table ends
+        del lengths["64"]
+    data = {"source": "text", "train_path": "data/novels.jsonl", "length": 16, "vocab": 9}
+    own = {"config_name": spec, "state": state, "overrides": {}, "steps": 50, "parameters": {"total": 1234}}
+    config = {"encoding": {"name": "rope", "preset": encoding}, "model": MODEL, "data": data, "batch_size": 3}
+    scores = {"lengths": lengths, "protocol": {"training_length": 16}}
+    return own | {"config": config, "extrapolation": scores} | changes
+
+
+def image(encoding, accuracy):
+    config = record(encoding, 0, 1)["config"] | {"model": MODEL | {"kind": "vit"}}
+    metrics = {"accuracy": accuracy, "loss": 0.5}
+    name = f"configs/pictures.py:encoding={encoding}"
+    made = record(encoding, 0, 1, config_name=name, config=config, metrics=metrics)
+    del made["extrapolation"]
+    return made
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """A repository's results folder. -> add(record)"""
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    runs = tmp_path / "results" / "runs"
+    runs.mkdir(parents=True)
+    (tmp_path / "results" / "README.md").write_text("by hand")
+
+    def add(made):
+        (runs / f"{len(list(runs.iterdir()))}.json").write_text(json.dumps(made))
+
+    return add
+
+
+def call(script, *args):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [script.__name__, *args])
+        return script.main()
+
+
+def test_one_table_a_config_one_row_an_encoding(results, tmp_path, capsys):
+    for made in (record("learned", 0, 9.0), record("rope", 0, 10.0), record("alibi", 0, 20.0), record("rope", 1, 12.0)):
+        results(made)
+    results(image("jo_fixed", 0.875))
+    results(record("jo_fixed", 0, 1.0, state="running"))
+    changed = record("rope", 0, 30.0, overrides={"optim.lr": 0.1})
+    results(changed)
+    call(report, "--results")
+    text = (tmp_path / "results" / "novel-size=small.md").read_text()
+    assert "| rope | 2 | 1,234 | 11.00 (10.00 – 12.00) | 33.00 (30.00 – 36.00) | 14.00 (13.00 – 15.00) |" in text
+    assert "| alibi | 1 | 1,234 | 20.00 | 60.00 | 23.00 | 0.375 | 3.000 |" in text and "jo_fixed" not in text
+    assert "| learned | 1 | 1,234 | 9.00 | – | – | – | – |" in text
+    assert "The same 640 tokens" in text and "50 steps of batch 3" in text and "single run" not in text
+    pictures = (tmp_path / "results" / "pictures.md").read_text()
+    assert "| jo_fixed | 1 | 1,234 | 87.50 | 0.5000 |" in pictures and "Every row is a single run" in pictures
+    assert "30.00 | 90.00" in (tmp_path / "results" / "novel-size=small-optim.lr=0.1.md").read_text()
+    assert {p.name for p in (tmp_path / "results" / "plots").iterdir()} == {
+        "novel-size=small.png",
+        "novel-size=small-optim.lr=0.1.png",
+    }
+    assert text in capsys.readouterr().out
+
+
+def test_tables_that_are_not_what_the_records_say_are_told(results, tmp_path, capsys):
+    results(record("rope", 0, 10.0))
+    call(report, "--results")
+    call(report, "--check")
+    assert "1 tables agree" in capsys.readouterr().out
+    table = tmp_path / "results" / "novel-size=small.md"
+    table.write_text(table.read_text().replace("10.00", "9.00"))
+    with pytest.raises(SystemExit, match=r"not what its records say \(novel-size=small\)"):
+        call(report, "--check")
+    call(report, "--results")
+    (tmp_path / "results" / "claims.md").write_text("97 %")  # a table without records
+    with pytest.raises(SystemExit, match=r"\(claims\.md\)"):
+        call(report, "--check")
+
+
+def test_no_finished_run_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="no finished run under runs/"):
+        call(report)
+
+
+SWEEP = """
+from configs.quickstart_vit import get_config
+
+def sweep():
+    yield {"arg": "encoding=none,smoke", "data.source": "folder", "data.path": "gone"}
+    yield {"arg": "encoding=rope_axial,smoke", "seed": 3}
+"""
+
+
+def test_a_sweep_skips_what_is_done_and_goes_on_after_a_failure(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(SWEEP)
+    broken, done = (workdir for workdir, _ in sweep.points("mine.py"))
+    assert str(done) == "runs/mine-encoding=rope_axial,smoke-seed=3"
+    done.mkdir(parents=True)
+    (done / "result.json").write_text(json.dumps({"state": "finished"}))
+    call(sweep, "--config", "mine.py", "--print")
+    out, _ = capfd.readouterr()
+    assert f"[1/2] {broken}: to do\n" in out and f"[2/2] {done}: finished\n" in out
+    assert "jojax.train --config=mine.py:encoding=rope_axial,smoke --config.seed=3 --workdir=runs/mine-" in out
+    with pytest.raises(SystemExit) as code:
+        call(sweep, "--config", "mine.py")
+    out, err = capfd.readouterr()
+    assert code.value.code == 1 and err.endswith(f"failed:\n  {broken}\n") and f"[2/2] {done}: finished" in out
+    assert "gone" in err
+
+
+def test_a_sweep_that_cannot_begin(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "none.py").write_text("from configs.quickstart_vit import get_config\n")
+    with pytest.raises(UserError, match=r"none\.py has no sweep\(\)"):
+        sweep.points("none.py")
+    (tmp_path / "wrong.py").write_text(SWEEP.replace("rope_axial", "rope_axis"))
+    with pytest.raises(UserError, match="rope_axis: no such preset"):  # the second point, before the first runs
+        sweep.points("wrong.py")
