@@ -24,7 +24,7 @@ def places(pool):
 
 AXIAL = {"name": "rope", "form": "axial", "base": 100.0, "pairing": "interleaved"}
 MIXED = {**AXIAL, "form": "mixed", "base": 10.0}
-LEARNED = {"learned": True, "freq_init": "normal"}
+LEARNED = {"name": "rope", "pairing": "interleaved", "learned": True, "freq_init": "normal"}
 POINT = {"name": "joformer", "angle_source": "linear", "accumulate": "none", "base": 100.0}
 
 # options, class token, offset (y, x) -> what must not equal it: the formula with these options changed
@@ -32,13 +32,13 @@ CASES = {
     "axial": (AXIAL, "cls", (0, 0), dict(pairing="half"), dict(form="mixed")),
     "axial_values": ({**AXIAL, "transport": "qkv"}, "cls", (1.5, -0.25), dict(transport="qk"), dict(transport="v")),
     "axial_mean": ({**AXIAL, "transport": "v"}, "mean", (0, 0), dict(transport="qk"), dict(base=10.0)),
-    "axial_learned": ({**AXIAL, **LEARNED}, "cls", (0, 0), dict(learned=False)),
-    "axial_shared": ({**AXIAL, **LEARNED, "angle_share_layers": True}, "mean", (0, 0), dict(learned=False)),
+    "axial_learned": ({**LEARNED, "form": "axial"}, "cls", (0, 0), dict(learned=False)),
+    "axial_shared": ({**LEARNED, "form": "axial", "angle_share_layers": True}, "mean", (0, 0), dict(learned=False)),
     "mixed": (MIXED, "cls", (0, 0), dict(pairing="half"), dict(form="axial")),
     "mixed_mean": ({**MIXED, "transport": "qkv"}, "mean", (0, 0), dict(transport="qk"), dict(base=100.0)),
     "mixed_learned": ({**MIXED, "learned": True, "transport": "qkv"}, "cls", (-2, 0.5), dict(learned=False)),
     "mixed_shared": (
-        {**MIXED, **LEARNED, "angle_share_layers": True, "angle_share_heads": True},
+        {**LEARNED, "form": "mixed", "angle_share_layers": True, "angle_share_heads": True},
         "mean",
         (0, 0),
         dict(learned=False),
