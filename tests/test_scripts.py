@@ -1,13 +1,17 @@
 """The sweep and the report: what is run, skipped and told; tables from records alone."""
 
 import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
+from jojax import extrapolate
 from jojax.errors import UserError
 from scripts import report, sweep
 
+ROOT = Path(__file__).resolve().parent.parent
 MODEL = {"kind": "lm", "width": 8, "depth": 2, "heads": 4}
 
 
@@ -115,6 +119,22 @@ def test_no_finished_run_is_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="no finished run under runs/"):
         call(report)
+
+
+def test_figures_of_the_readme_are_those_of_committed_records():
+    """Rows of its tables, lines of its outputs."""
+    results, known = ROOT / "results", set()
+    for table in results.glob("*.md"):
+        known |= set(table.read_text().splitlines())
+    for path in (results / "runs").iterdir():
+        made = json.loads(path.read_text())
+        for scores in (value for key, value in made.items() if key.startswith("extrapolation")):
+            known |= set(extrapolate.table(scores).splitlines())
+        shown = "  ".join(f"{key} {value:.4g}" for key, value in made["metrics"].items())
+        known.add(f"step {made['steps']}: valid {shown}")
+    lines = (ROOT / "README.md").read_text().splitlines()
+    figures = [line for line in lines if re.match(r"(\| \w+ \| \d| +\d+ +\d+\.\d|step \d+: valid)", line)]
+    assert len(figures) >= 12 and not [line for line in figures if line not in known]
 
 
 SWEEP = """
