@@ -236,8 +236,9 @@ def _agreed(why: str) -> str:
     return bytes(multihost_utils.broadcast_one_to_all(text)).rstrip(b"\0").decode(errors="replace")
 
 
-def _find(path: Path) -> Path:
+def find(path: str | os.PathLike) -> Path:
     """The step folder that `path` means: itself, or the newest in a workdir or checkpoints folder."""
+    path = Path(path).resolve()
     if (path / "state").is_dir():
         return path
     for folder in (path / "checkpoints", path):
@@ -254,7 +255,7 @@ def restore_params(path: str | os.PathLike, params: Any) -> tuple[Any, Differenc
     lacks is returned as it came. The Difference says what was not taken over. UserError when nothing fits.
     """
     quiet_orbax()
-    folder = _find(Path(path).resolve())
+    folder = find(path)
     if why := damage(folder):
         raise UserError(f"checkpoint {folder} is damaged ({why}).")
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:

@@ -5,7 +5,7 @@ import math
 import jax
 from clu import parameter_overview
 
-from jojax import loop, result
+from jojax import checkpoint, loop, result
 from jojax.errors import UserError
 
 
@@ -45,3 +45,5 @@ def data_report(run):
             yield f"{split} split missing: {error}"
     if not missing:
         run.open_data()
+    for start in filter(None, (run.config.resume, run.config.init_from)):
+        checkpoint.find(start)

@@ -147,6 +147,10 @@ def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=()):
         raise UserError(
             f"the text of a split, or its tokenizer, is not what {workdir} was trained and evaluated with: put it back"
         )
+    if lengths:
+        extrapolate.window_sets(job, lengths, stride)  # what does not fit is told before the long passes
+    for resolution in resolutions:
+        at_resolution(config, resolution)
     values, scored = evaluate_split(job, params, mesh)
     say("valid:", "  ".join(f"{k} {v:.4f}" for k, v in values.items()), f" ({scored:,} {job.unit} scored)")
     found: dict[str, Any] = {"evaluation": {**values, "scored": scored}}
@@ -186,9 +190,12 @@ def say(*parts):
 def _numbers(name, kind=int):
     text = getattr(flags.FLAGS, name)
     try:
-        return tuple(kind(part) for part in text.split(",") if part)
+        found = tuple(kind(part) for part in text.split(",") if part)
+        if not np.isfinite(np.hstack(found or (0.0,))).all() or (text and not found):
+            raise ValueError
     except ValueError:
         raise UserError(f"--{name}={text}: give numbers separated by commas") from None
+    return found
 
 
 def _size(text):

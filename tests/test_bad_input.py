@@ -245,6 +245,8 @@ def test_empty_documents_are_left_out_and_said(command, tmp_path):
     [
         (["--workdir", "gone"], r"gone has no result\.json: give the workdir of a run of jojax\.train"),
         (["--workdir", "gone", "--lengths", "32,x"], r"--lengths=32,x: give numbers separated by commas"),
+        (["--workdir", "gone", "--lengths", ","], r"--lengths=,: give numbers separated by commas"),
+        (["--workdir", "gone", "--offsets", "0,nan"], r"--offsets=0,nan: give numbers separated by commas"),
     ],
 )
 def test_evaluation_command(command, arguments, words):
