@@ -53,9 +53,7 @@ def run_main(main: Callable[[Sequence[str]], Any], argv: Sequence[str] | None = 
 def _parse(argv: list[str]) -> list[str]:
     arguments = argv[1 : argv.index("--")] if "--" in argv else argv[1:]
     spec = _value(arguments, "config")
-    if spec == "":
-        raise UserError("--config is empty: give --config=configs/FILE.py[:arg].")
-    reference = configs.load(spec) if spec and "config" in flags.FLAGS else None
+    reference = configs.load(spec) if spec is not None and "config" in flags.FLAGS else None
     if reference is not None:
         for argument in arguments:
             if match := re.match(r"--?(no)?config\.([^=]+)", argument):

@@ -143,16 +143,14 @@ def _fraction(v: float) -> bool:
     return 0 <= v < 1
 
 
-def _sizes(least: int) -> tuple[Any, Callable[[Any], bool], str]:
-    """A tuple of ints."""
-    good = lambda v: all(isinstance(n, int) and n >= least for n in v)  # noqa: E731
-    return tuple, good, f"a tuple of ints, each at least {least}"
+def _counts(v: Any) -> bool:
+    return all(isinstance(n, int) and n >= 1 for n in v)
 
 
 def _pairs(v: Any) -> bool:
     """An int, or (height, width)."""
     sides = v if isinstance(v, tuple) else (v, v)
-    return len(sides) == 2 and all(isinstance(n, int) and n >= 1 for n in sides)
+    return len(sides) == 2 and _counts(sides)
 
 
 NUMBER = (int, float)
@@ -163,11 +161,11 @@ _SIZE = ((lambda v: v >= 1 or v == -1), "a size, or -1 = the rest")
 # key: (type, test, what it should be)
 RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     "seed": (int, lambda v: 0 <= v < 2**32, "0 … 2³²-1"),
-    "steps": (int, *_at_least(1)),
-    "batch_size": (int, *_at_least(1)),
+    "steps": _COUNT,
+    "batch_size": _COUNT,
     "dtype": (str, lambda v: v in ("float32", "bfloat16", "float64"), "float32, bfloat16 or float64"),
     "optim.lr": (NUMBER, *_at_least(0)),
-    "optim.warmup_steps": (int, *_at_least(0)),
+    "optim.warmup_steps": _FROM_0,
     "optim.end_lr_fraction": (NUMBER, lambda v: 0 <= v <= 1, "0 … 1"),
     "optim.weight_decay": (NUMBER, *_at_least(0)),
     "optim.clip": (NUMBER, *_at_least(0)),
@@ -175,7 +173,7 @@ RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     "optim.b2": _SHARE,
     "optim.eps": (NUMBER, lambda v: v > 0, "more than 0"),
     "optim.encoding_lr": (NUMBER, *_at_least(0)),
-    "optim.accumulate": (int, *_at_least(1)),
+    "optim.accumulate": _COUNT,
     "optim.ema": (NUMBER, _fraction, "0 (off) … 1, without 1"),
     "model.width": _COUNT,
     "model.depth": _COUNT,
@@ -197,12 +195,12 @@ RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     "eval.batch_size": _COUNT,
     "eval.tokens_per_batch": _COUNT,
     "eval.document_tokens": _FROM_0,
-    "eval.lengths": _sizes(1),
+    "eval.lengths": (tuple, _counts, "a tuple of ints, each at least 1"),
     "eval.resolutions": (tuple, lambda v: all(map(_pairs, v)), "a tuple of sizes, each an int or a pair of them"),
-    "eval.every_steps": (int, *_at_least(0)),
-    "checkpoint.every_steps": (int, *_at_least(0)),
-    "checkpoint.keep": (int, *_at_least(1)),
-    "log.every_steps": (int, *_at_least(1)),
+    "eval.every_steps": _FROM_0,
+    "checkpoint.every_steps": _FROM_0,
+    "checkpoint.keep": _COUNT,
+    "log.every_steps": _COUNT,
     **{f"mesh.{axis}": (int, *_SIZE) for axis in ("data", "fsdp", "tensor", "sequence")},
 }
 REQUIRED = (

@@ -36,7 +36,7 @@ def megabytes(tree) -> str:
 def data_report(run):
     """Lines. UserError: the data is there, but the evaluations of the config do not fit it."""
     missing = 0
-    for split, open_split in (("train", run.job.train_source), ("valid", run.job.valid_source)):
+    for split, open_split in (("train", run.job.train_source), ("valid", lambda: run.job.valid)):
         try:
             source, _ = open_split()
             yield f"{split} split: {len(source):,} rows"
@@ -44,6 +44,6 @@ def data_report(run):
             missing += 1
             yield f"{split} split missing: {error}"
     if not missing:
-        run.open_data()
+        run.check_evaluations()
     for start in filter(None, (run.config.resume, run.config.init_from)):
         checkpoint.find(start)

@@ -143,10 +143,7 @@ def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=()):
         raise UserError("--stride slides windows of given lengths: give --lengths too")
     if result["state"] != "finished":
         say(f"{workdir} is {result['state']}: its newest checkpoint is evaluated")
-    if result.get("data", job.digests()) != job.digests():
-        raise UserError(
-            f"the text of a split, or its tokenizer, is not what {workdir} was trained and evaluated with: put it back"
-        )
+    job.check_data(result.get("data"), f"{workdir} was trained and evaluated with: put it back")
     if lengths:
         extrapolate.window_sets(job, lengths, stride)  # what does not fit is told before the long passes
     for resolution in resolutions:
@@ -177,7 +174,7 @@ def add(found, result, key, scores, asked):
     """Put scores into `found`. What stands in `result` by another protocol stays, what tables are made of does not
     change; the new scores come beside it, under a key that names what was asked for. -> the key"""
     if key in result and result[key]["protocol"] != scores["protocol"]:
-        key = "-".join([key, *("x".join(map(str, pair(a))) if isinstance(a, tuple) else str(a) for a in asked)])
+        key = "-".join([key, *("x".join(map(str, a)) if isinstance(a, tuple) else str(a) for a in asked)])
     found[key] = scores
     return key
 

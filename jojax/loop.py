@@ -67,6 +67,10 @@ class Run:
         told at once and before anything is written."""
         self.data = self.job.train_source()
         _ = self.job.valid
+        self.check_evaluations()
+
+    def check_evaluations(self):
+        """UserError where the evaluations of the config do not fit the valid split or the model."""
         if self.job.unit == "tokens" and self.config.eval.lengths:
             extrapolate.window_sets(self.job, self.config.eval.lengths)
         if self.job.unit == "images":
@@ -93,11 +97,8 @@ class Run:
             check_same_run(found[1].get("config"), writer.plain(self.config), self.workdir)
         if found is not None:
             now, meta = found
-            if meta.get("data", self.job.digests()) != self.job.digests():
-                raise UserError(
-                    "the text of a split, or its tokenizer, is not what the checkpoint was trained with: put the "
-                    "data back, or begin anew in another --workdir"
-                )
+            mend = "put the data back, or begin anew in another --workdir"
+            self.job.check_data(meta.get("data"), f"the checkpoint was trained with: {mend}")
             done, steps = int(now.step), self.config.steps
             if done > steps:
                 raise UserError(f"the checkpoint is at step {done}, config.steps = {steps} ends before it: raise steps")

@@ -11,6 +11,7 @@ import numpy as np
 
 from jojax import losses, metrics
 from jojax.data import corpus, image, source, windows
+from jojax.errors import UserError
 from jojax.models import build
 
 
@@ -69,6 +70,11 @@ class Task(abc.ABC):
     def digests(self) -> dict[str, str]:
         """{split: digest of its data}, where reading it all is no burden."""
         return {}
+
+    def check_data(self, recorded, what):
+        """UserError where `recorded` digests are not those of the data; None: a record from before there were any."""
+        if recorded is not None and recorded != self.digests():
+            raise UserError(f"the text of a split, or its tokenizer, is not what {what}")
 
     def apply(self, params, *args, **kw):
         return self.model.apply({"params": params}, *args, **kw)

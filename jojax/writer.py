@@ -153,12 +153,16 @@ def _whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
         return []
     # only the last line can be torn, and then it has no newline
     lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    found = []
     for number, line in enumerate(lines, 1):
         try:
-            assert "step" in json.loads(line)
-        except (ValueError, TypeError, AssertionError):
-            raise UserError(f"{path}, line {number} is no line of metrics: mend or remove it") from None
-    return [(line, json.loads(line)) for line in lines]
+            values = json.loads(line)
+        except ValueError:
+            values = None
+        if not isinstance(values, dict) or "step" not in values:
+            raise UserError(f"{path}, line {number} is no line of metrics: mend or remove it")
+        found.append((line, values))
+    return found
 
 
 def _drop_after(path: Path, step: int) -> None:

@@ -109,10 +109,11 @@ def _suffix(path):
 
 def _find_files(path):
     if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if _suffix(p) and p.is_file())
+        inside = sorted(p for p in path.rglob("*") if p.is_file())
+        files = [p for p in inside if _suffix(p)]
         if not files:
             raise UserError(f"{path} holds no file named {', '.join('*' + s for s in SUFFIXES)}")
-        other = sorted(p for p in path.rglob("*") if p.is_file() and p not in set(files) and p.name[0] != ".")
+        other = [p for p in inside if not _suffix(p) and p.name[0] != "."]
         if other:
             log.warning("%s: %d files that are not %s are left out: %s …", path, len(other), SUFFIXES, other[0].name)
         return files

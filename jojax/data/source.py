@@ -126,16 +126,10 @@ class FolderImages:
 
     def _list(self, name):
         inside = sorted(p for p in (self._folder / name).iterdir() if not p.name.startswith("."))
-        images = [f"{name}/{p.name}" for p in inside if p.suffix.lower() in self.SUFFIXES]
-        if len(images) < len(inside):
-            first = next(p for p in inside if p.suffix.lower() not in self.SUFFIXES)
-            log.warning(
-                "%s: %d entries that are no images are left out, the first is %s",
-                name,
-                len(inside) - len(images),
-                first,
-            )
-        return images
+        other = [p for p in inside if p.suffix.lower() not in self.SUFFIXES]
+        if other:
+            log.warning("%s: %d entries that are no images are left out, the first is %s", name, len(other), other[0])
+        return [f"{name}/{p.name}" for p in inside if p.suffix.lower() in self.SUFFIXES]
 
     def __len__(self):
         return len(self._files)
