@@ -28,7 +28,7 @@ def parsed_config() -> tuple[ConfigDict, str, dict[str, Any]]:
     flag: Any = flags.FLAGS["config"]
     config, overrides = configs.lock(flag.value), dict(config_flags.get_override_values(flag))
     for key, value in overrides.items():
-        if isinstance(value, str) and value.lower() == "none":  # the flag's parser knows no other way to say None
+        if value == "None":  # the flag's parser knows no other way to say it; 'none' is a choice of many keys
             configs.apply_overrides(config, {key: None})
             overrides[key] = None
     return configs.validate(config), config_flags.get_config_filename(flag), overrides

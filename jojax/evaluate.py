@@ -61,7 +61,12 @@ def evaluate_resolutions(config, params, mesh, resolutions, offsets=((0.0, 0.0),
         for offset in offsets:
             values, scored = evaluate_split(job, fitted, mesh, offset=offset)
             rows.append({"resolution": resolution, "offset": list(offset), **values, "scored": scored})
-    return {"protocol": "zero-shot, every example once; tables of positions resized to the new grid", "rows": rows}
+    protocol = {
+        "kind": "zero-shot, every example once; tables of positions resized to the new grid",
+        "resolutions": [list(pair(r)) for r in resolutions],
+        "offsets": [list(offset) for offset in offsets],
+    }
+    return {"protocol": protocol, "rows": rows}
 
 
 def at_resolution(config, resolution):
@@ -139,20 +144,30 @@ def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=()):
     say("valid:", "  ".join(f"{k} {v:.4f}" for k, v in values.items()), f" ({scored:,} {job.unit} scored)")
     result["evaluation"] = {**values, "scored": scored}
     if lengths:
-        key = "sliding" if stride else "extrapolation"
-        result[key] = extrapolate.evaluate_lengths(job, params, mesh, lengths, stride=stride)
-        say(extrapolate.table(result[key]))
+        scores = extrapolate.evaluate_lengths(job, params, mesh, lengths, stride=stride)
+        say(extrapolate.table(scores))
+        name = add(result, "sliding" if stride else "extrapolation", scores, lengths)
         if jax.process_index() == 0:
-            say("plot:", extrapolate.plot({label(config): result[key]}, Path(workdir) / f"{key}.png"))
+            say("plot:", extrapolate.plot({label(config): scores}, Path(workdir) / f"{name}.png"))
     if resolutions or offsets:
         sizes, shifts = resolutions or (config.data.image_size,), [(o, o) for o in offsets or (0.0,)]
-        result["resolutions"] = evaluate_resolutions(config, params, mesh, sizes, shifts)
-        for row in result["resolutions"]["rows"]:
+        scores = evaluate_resolutions(config, params, mesh, sizes, shifts)
+        add(result, "resolutions", scores, [*resolutions, *(f"offset{o:g}" for o in offsets)])
+        for row in scores["rows"]:
             size = "×".join(map(str, pair(row["resolution"])))
             say(f"{size:>9} px  offset {row['offset'][0]:g}  top-1 {row['accuracy']:.4f}")
     if jax.process_index() == 0:
         writer.write_result(workdir, result)
     return result
+
+
+def add(result, key, scores, asked):
+    """Put scores into a record. What stands there by another protocol stays, what tables are made of does not change;
+    the new scores come beside it, under a key that names what was asked for. -> the key"""
+    if key in result and result[key]["protocol"] != scores["protocol"]:
+        key = "-".join([key, *("x".join(map(str, pair(a))) if isinstance(a, tuple) else str(a) for a in asked)])
+    result[key] = scores
+    return key
 
 
 def say(*parts):

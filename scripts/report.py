@@ -73,12 +73,19 @@ def text_rows(runs):
         yield [name, str(len(same)), parameters, *(of(n, "ppl", ".2f") for n in lengths), *last]
 
 
-def image_rows(runs):
-    yield ["encoding", "seeds", "parameters", "top-1 %", "loss"]
+METRICS = {
+    "accuracy": ("top-1 %", ".2f", 100),
+    "perplexity": ("PPL", ".2f", 1),
+    "bits_per_byte": ("bits/byte", ".3f", 1),
+}
+
+
+def metric_rows(runs):
+    shown = {key: form for key, form in METRICS.items() if key in runs[0]["metrics"]} | {"loss": ("loss", ".4f", 1)}
+    yield ["encoding", "seeds", "parameters", *(name for name, _, _ in shown.values())]
     for name, same in by_encoding(runs):
-        top, loss = ([r["metrics"][k] for r in same] for k in ("accuracy", "loss"))
-        parameters = f"{same[0]['parameters']['total']:,}"
-        yield [name, str(len(same)), parameters, cell(top, ".2f", 100), cell(loss, ".4f")]
+        cells = [cell([r["metrics"][key] for r in same], form, times) for key, (_, form, times) in shown.items()]
+        yield [name, str(len(same)), f"{same[0]['parameters']['total']:,}", *cells]
 
 
 def all_lengths(runs):
@@ -86,10 +93,11 @@ def all_lengths(runs):
 
 
 def by_encoding(runs):
-    names = defaultdict(list)
+    """(encoding, its runs); of runs with the same seed, which are the same run, one."""
+    names = defaultdict(dict)
     for run in runs:
-        names[encoding(run)].append(run)
-    return names.items()
+        names[encoding(run)][run["seed"]] = run
+    return [(name, list(seeds.values())) for name, seeds in names.items()]
 
 
 def markdown(rows):
@@ -106,7 +114,7 @@ def report(records):
 
 
 def section(name, runs):
-    text = "extrapolation" in runs[0]
+    text = all("extrapolation" in run for run in runs)
     lines = [f"## {name}", "", scale(runs[0]), ""]
     if text:
         longest = all_lengths(runs)[-1]
@@ -117,7 +125,7 @@ def section(name, runs):
             f"{longest}; ratio: its PPL over that at the shortest length.",
             "",
         ]
-    rows = list(text_rows(runs) if text else image_rows(runs))
+    rows = list(text_rows(runs) if text else metric_rows(runs))
     lines += [markdown(rows), ""]
     if all(row[1] == "1" for row in rows[1:]):
         lines += ["Every row is a single run: differences of this size can be chance.", ""]

@@ -63,7 +63,7 @@ def lm(**more):
 def vit(**more):
     """Overrides of VIT: 32 channels, two blocks, 4×4 patches; evaluated on 1,000 images."""
     tiny = {"model.width": 32, "model.depth": 2, "model.heads": 2, "model.patch": 8, "batch_size": 16}
-    return tiny | {"log.every_steps": 1} | dotted(more)
+    return tiny | {"data.image_size": 32, "log.every_steps": 1} | dotted(more)
 
 
 def dotted(names):

@@ -220,13 +220,14 @@ def test_command_line_overrides(program):
     done = program(
         "--config=GOOD:7", "--workdir", "x", "--config.steps=9", "--config.optim.lr=2", "--noconfig.flag",
         "--config.lengths=(3,4)", "--config.init_from=None", "--config.encoding.base=500",
+        "--config.encoding.transport=none",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     config = told["config"]
     assert (config["seed"], config["steps"], config["optim"]["lr"], config["flag"]) == (7, 9, 2.0, False)
     assert config["lengths"] == [3, 4] and config["init_from"] is None
-    assert config["encoding"] == {"name": "rope", "transport": "qk", "base": 500}
+    assert config["encoding"] == {"name": "rope", "transport": "none", "base": 500}  # a choice, not None
     assert told["spec"].endswith("good.py:7")
     assert told["overrides"] == {
         "steps": 9,
@@ -235,6 +236,7 @@ def test_command_line_overrides(program):
         "lengths": [3, 4],
         "init_from": None,
         "encoding.base": 500,
+        "encoding.transport": "none",
     }
 
 

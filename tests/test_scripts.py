@@ -1,13 +1,17 @@
 """The sweep and the report: what is run, skipped and told; tables from records alone."""
 
 import json
+import re
 import sys
+from pathlib import Path
 
 import pytest
 
+from jojax import extrapolate
 from jojax.errors import UserError
 from scripts import report, sweep
 
+ROOT = Path(__file__).resolve().parent.parent
 MODEL = {"kind": "lm", "width": 8, "depth": 2, "heads": 4}
 
 
@@ -21,8 +25,16 @@ def record(encoding, seed, ppl, state="finished", **changes):
     if encoding == "learned":  # a table ends
         del lengths["64"]
     data = {"source": "text", "train_path": "data/novels.jsonl", "length": 16, "vocab": 9}
-    own = {"config_name": spec, "state": state, "overrides": {}, "steps": 50, "parameters": {"total": 1234}}
+    own = {
+        "config_name": spec,
+        "seed": seed,
+        "state": state,
+        "overrides": {},
+        "steps": 50,
+        "parameters": {"total": 1234},
+    }
     config = {"encoding": {"name": "rope", "preset": encoding}, "model": MODEL, "data": data, "batch_size": 3}
+    own["parameters"] = {"total": 1234}
     scores = {"lengths": lengths, "protocol": {"training_length": 16}}
     return own | {"config": config, "extrapolation": scores} | changes
 
@@ -59,6 +71,7 @@ def call(script, *args):
 def test_one_table_a_config_one_row_an_encoding(results, tmp_path, capsys):
     for made in (record("learned", 0, 9.0), record("rope", 0, 10.0), record("alibi", 0, 20.0), record("rope", 1, 12.0)):
         results(made)
+    results(record("rope", 1, 12.0))  # the same run a second time is no third seed
     results(image("jo_fixed", 0.875))
     results(record("jo_fixed", 0, 1.0, state="running"))
     changed = record("rope", 0, 30.0, overrides={"optim.lr": 0.1})
@@ -77,6 +90,14 @@ def test_one_table_a_config_one_row_an_encoding(results, tmp_path, capsys):
         "novel-size=small-optim.lr=0.1.png",
     }
     assert text in capsys.readouterr().out
+
+
+def test_language_models_without_lengths_show_their_metrics(results, tmp_path):
+    made = record("rope", 0, 1.0, metrics={"loss": 2.0, "perplexity": 7.389, "bits_per_byte": 1.5})
+    del made["extrapolation"]
+    results(made)
+    call(report, "--results")
+    assert "| rope | 1 | 1,234 | 7.39 | 1.500 | 2.0000 |" in (tmp_path / "results" / "novel-size=small.md").read_text()
 
 
 def test_tables_that_are_not_what_the_records_say_are_told(results, tmp_path, capsys):
@@ -98,6 +119,22 @@ def test_no_finished_run_is_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="no finished run under runs/"):
         call(report)
+
+
+def test_figures_of_the_readme_are_those_of_committed_records():
+    """Rows of its tables, lines of its outputs."""
+    results, known = ROOT / "results", set()
+    for table in results.glob("*.md"):
+        known |= set(table.read_text().splitlines())
+    for path in (results / "runs").iterdir():
+        made = json.loads(path.read_text())
+        for scores in (value for key, value in made.items() if key.startswith("extrapolation")):
+            known |= set(extrapolate.table(scores).splitlines())
+        shown = "  ".join(f"{key} {value:.4g}" for key, value in made["metrics"].items())
+        known.add(f"step {made['steps']}: valid {shown}")
+    lines = (ROOT / "README.md").read_text().splitlines()
+    figures = [line for line in lines if re.match(r"(\| \w+ \| \d| +\d+ +\d+\.\d|step \d+: valid)", line)]
+    assert len(figures) >= 12 and not [line for line in figures if line not in known]
 
 
 SWEEP = """
