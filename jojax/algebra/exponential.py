@@ -12,12 +12,18 @@ from jax import Array
 from jojax.algebra.elements import widen
 
 
+def exp_phases(b: Array, s: Array) -> Array:
+    """exp(s b) [..., *h, n, n] of skew b [*h, n, n] and phases s [..., *h]; gradients as of `exp_times`."""
+    units = jnp.broadcast_to(jnp.eye(b.shape[-1], dtype=widen(s).dtype), (*s.shape, *b.shape[-1:] * 2))
+    return exp_times(b[..., None, :, :], s[..., None], units).swapaxes(-1, -2)
+
+
 @jax.custom_vjp
 def exp_times(b: Array, s: Array, x: Array) -> Array:
     """exp(s b) x: b [*h, n, n] skew, s [..., *h], x [..., *h, n] -> [..., *h, n], float32 or wider.
 
-    Gradients are exact and finite everywhere, b = 0 included; that of b is skew. The leading axes of s and x are
-    those of x; s must broadcast against them."""
+    The leading axes of b and s broadcast to those of x. Gradients are exact and finite everywhere, b = 0 included;
+    that of b is skew."""
     return _forward(b, s, x)[0]
 
 
@@ -48,15 +54,15 @@ def _backward(saved, g):
     half = jnp.exp(-0.5j * s[..., None] * w)
     sinc = jnp.sinc(s[..., None, None] * (w[..., :, None] - w[..., None, :]) / (2 * jnp.pi))
     m = jnp.einsum("...j,...jk,...k->...jk", s[..., None] * (half * g_in.conj()), sinc, half * x_in)
-    m = m.sum(tuple(range(m.ndim - b.ndim)))
+    m = _unbroadcast(m, b)
     b_bar = (v.conj() @ m @ v.swapaxes(-1, -2)).real
     b_bar = (b_bar - b_bar.swapaxes(-1, -2)) / 2
     return b_bar, _unbroadcast(s_bar, s), _unbroadcast(x_bar, x)
 
 
 def _unbroadcast(t, like):
-    axes = tuple(range(t.ndim - like.ndim))
-    t = t.sum(axes)
+    """Summed over what `like` was broadcast along."""
+    t = t.sum(tuple(range(t.ndim - like.ndim)))
     return t.sum(tuple(i for i in range(like.ndim) if like.shape[i] == 1 and t.shape[i] != 1), keepdims=True)
 
 

@@ -45,3 +45,30 @@ class PlaneFrame:
         factor = jnp.exp(power * scale)
         both = jnp.concatenate([factor, factor], -1) if self.pairing == "half" else jnp.repeat(factor, 2, -1)
         return (y * both).astype(x.dtype)
+
+
+@struct.dataclass
+class BlockFrame:
+    """A_i = blockdiag(R_i1 … R_im) of orthogonal b × b blocks; block j holds the dimensions jb … (j+1)b − 1 of a head."""
+
+    matrix: Any  # [B or 1, L, G or 1, m, b, b]
+
+    def apply(self, x):
+        """A x"""
+        return self._times(self.matrix, x)
+
+    def invert(self, x):
+        """A⁻¹ x = Aᵀ x"""
+        return self._times(self.matrix.swapaxes(-1, -2), x)
+
+    dual = apply
+
+    def where(self, placed):
+        """The identity where `placed` [B, L] is False."""
+        one = jnp.eye(self.matrix.shape[-1], dtype=self.matrix.dtype)
+        return BlockFrame(jnp.where(placed[..., None, None, None, None], self.matrix, one))
+
+    def _times(self, matrix, x):
+        matrix = matrix if x.ndim == 4 else matrix[:, :, :, None]  # queries that share a key head's frame
+        blocks = x.reshape(*x.shape[:-1], *matrix.shape[-3:-1]).astype(jnp.promote_types(x.dtype, matrix.dtype))
+        return jnp.einsum("...ij,...j->...i", matrix, blocks).reshape(x.shape).astype(x.dtype)
