@@ -22,7 +22,6 @@ from flax import linen as nn
 
 from jojax.algebra.exponential import exp_phases
 from jojax.algebra.operators import skew
-from jojax.encodings.base import wide
 from jojax.encodings.coordinates import Spatial
 from jojax.encodings.frames import BlockFrame
 from jojax.encodings.rope import geometric
@@ -71,9 +70,7 @@ class ComRoPE(Spatial):
 
     @nn.compact
     def journey(self, shared, carry, ctx):
-        if not self.perturb_per_sample and self.dims.grid:  # all images have one grid: its blocks are made once
-            ctx = ctx.replace(position=ctx.position[:1], placed=None if ctx.placed is None else ctx.placed[:1])
-        u = self.coordinates(shared, ctx)  # [B or 1, L, A]
+        u = self.coordinates(shared, self.one_image(ctx))  # [B or 1, L, A]
         p = self.param("p", self.start, (self.dims.kv_heads, self.blocks, self.block, self.block))
         if self.partition == "ap":
             phase = jnp.take(u, jnp.arange(self.blocks) % self.dims.axes, axis=-1)[:, :, None]

@@ -43,6 +43,11 @@ class Spatial(Rotary):
         super().check()
         if self.perturb < 0 or self.perturb_scale <= 0:
             raise UserError("encoding.perturb must be 0 (off) or above, encoding.perturb_scale above 0")
+        if not self.dims.grid and (self.coord, self.cls_pos) != ("index", "none"):
+            raise UserError(
+                f"encoding.coord = {self.coord!r} and encoding.cls_pos = {self.cls_pos!r} are for images; text counts "
+                "its sites: coord = 'index', cls_pos = 'none'"
+            )
 
     def idle(self):
         idle = super().idle()
@@ -64,6 +69,12 @@ class Spatial(Rotary):
             edge = 0.5 / sigma
             drawn = sigma * jax.random.truncated_normal(self.make_rng("encoding"), -edge, edge, shape, dtype)
         return drawn if ctx.placed is None else jnp.where(ctx.placed[: shape[0], :, None], drawn, 0)
+
+    def one_image(self, ctx):
+        """A batch of images has one grid: what depends on coordinates alone need be made once, [1, L, ...]."""
+        if self.perturb_per_sample or not self.dims.grid:
+            return ctx
+        return ctx.replace(position=ctx.position[:1], placed=None if ctx.placed is None else ctx.placed[:1])
 
     def coordinates(self, noise, ctx):
         """[B, L, A], float32 or wider; sites without a place have meaningless ones."""

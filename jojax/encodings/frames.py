@@ -49,7 +49,7 @@ class PlaneFrame:
 
 @struct.dataclass
 class BlockFrame:
-    """A_i = blockdiag(R_i1 … R_im) of orthogonal b × b blocks; block j holds the dimensions jb … (j+1)b − 1 of a head."""
+    """A_i = blockdiag(R_i1 … R_im), orthogonal b × b blocks; block j has the dimensions jb … (j+1)b − 1 of a head."""
 
     matrix: Any  # [B or 1, L, G or 1, m, b, b]
 

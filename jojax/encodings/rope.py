@@ -103,9 +103,8 @@ class Rope(Spatial):
         shared: of `begin`; (perturbation or None, shared frequencies or None for the block's own)."""
         noise, omega = shared or (None, None)
         omega = self.frequencies() if omega is None else omega
-        position = self.coordinates(noise, ctx)[
-            :, :, None, None
-        ]  # a product and a sum, no dot: accelerators would round its factors
+        position = self.coordinates(noise, ctx)[:, :, None, None]
+        # a product and a sum, no dot: accelerators would round its factors
         return (position * jnp.moveaxis(omega, 0, -1).astype(position.dtype)).sum(-1)
 
     def frequencies(self):
