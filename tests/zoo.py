@@ -22,7 +22,7 @@ def lm_dims(**changes):
 
 
 def vit_dims(**changes):
-    base = dict(heads=6, kv_heads=3, head_dim=8, width=20, depth=3, axes=2, grid=(4, 5), causal=False)
+    base = dict(heads=6, kv_heads=3, head_dim=16, width=20, depth=3, axes=2, grid=(4, 5), causal=False)
     return Dims(**(base | changes))
 
 
@@ -39,7 +39,7 @@ def _fitting(dims, *but):
 
 
 TEXT = [n for n in _fitting(lm_dims(), "rope_matched", "rope_axial") if n != "rope"]  # as jo_fixed
-VISION = _fitting(vit_dims(head_dim=16))
+VISION = _fitting(vit_dims())
 
 
 def lm_of(encoding, dtype="float64", dims=(), model=(), **spec):
