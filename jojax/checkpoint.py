@@ -111,6 +111,8 @@ class Checkpoints:
         quiet_orbax()
         self.root = Path(workdir).resolve() / "checkpoints"
         self._read_only = read_only
+        if self.root.exists() and not self.root.is_dir():
+            raise UserError(f"{self.root} is a file: checkpoints go into a folder of that name; remove it.")
         if read_only and not self.root.is_dir():
             raise UserError(f"there are no checkpoints in {workdir}: give the workdir of a run.")
         options = ocp.CheckpointManagerOptions(
@@ -171,7 +173,7 @@ class Checkpoints:
         damaged checkpoint is named in one line, set aside as `<step>.damaged`, and the one before it is
         taken. UserError when it holds another model (the differences listed) or when none can be read.
         """
-        steps = self.steps()
+        steps, aside = self.steps(), list(self.root.glob("*.damaged"))
         for step in reversed(steps):
             why = _agreed(damage(self.root / str(step)))
             if not why:
@@ -183,7 +185,7 @@ class Checkpoints:
                         raise  # the files are whole, so the reason lies elsewhere (memory, the machine)
                     why = str(error).split("\n")[0][:200]
             self._set_aside(step, why)
-        if steps:
+        if steps or aside:
             raise UserError(f"none of the checkpoints in {self.root} can be read; remove the folder to start anew.")
         return None
 

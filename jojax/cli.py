@@ -31,6 +31,8 @@ def parsed_config() -> tuple[ConfigDict, str, dict[str, Any]]:
         if value == "None":  # the flag's parser knows no other way to say it; 'none' is a choice of many keys
             configs.apply_overrides(config, {key: None})
             overrides[key] = None
+    if "encoding.name" in overrides and "encoding.preset" not in overrides:
+        config.encoding.pop("preset", None)  # no longer what the config's preset names
     return configs.validate(config), config_flags.get_config_filename(flag), overrides
 
 
@@ -51,6 +53,8 @@ def run_main(main: Callable[[Sequence[str]], Any], argv: Sequence[str] | None = 
 def _parse(argv: list[str]) -> list[str]:
     arguments = argv[1 : argv.index("--")] if "--" in argv else argv[1:]
     spec = _value(arguments, "config")
+    if spec == "":
+        raise UserError("--config is empty: give --config=configs/FILE.py[:arg].")
     reference = configs.load(spec) if spec and "config" in flags.FLAGS else None
     if reference is not None:
         for argument in arguments:

@@ -11,6 +11,7 @@ encoding's module refuses what it does not know. Every other key must exist.
 import difflib
 import importlib.util
 import inspect
+import math
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -40,6 +41,8 @@ def module(spec: str):
     anywhere. UserError: no such file, not Python.
     """
     path, _ = split_spec(spec)
+    if path.suffix != ".py":
+        raise UserError(f"--config={spec}: give a Python file, configs/FILE.py or configs/FILE.py:arg.")
     if not path.is_file():
         beside = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
         there = f"{path.parent}/ has {', '.join(beside)}" if beside else f"there is no config in {path.parent}/"
@@ -133,14 +136,29 @@ def wanted(holder: ConfigDict, key: str) -> str:
 
 # -------------------------------------------------------------------------------- validation
 def _at_least(low: float) -> tuple[Callable[[Any], bool], str]:
-    return (lambda v: v >= low), f"at least {low}"
+    return (lambda v: low <= v < math.inf), f"at least {low}"
 
 
 def _fraction(v: float) -> bool:
     return 0 <= v < 1
 
 
+def _sizes(least: int) -> tuple[Any, Callable[[Any], bool], str]:
+    """A tuple of ints."""
+    good = lambda v: all(isinstance(n, int) and n >= least for n in v)  # noqa: E731
+    return tuple, good, f"a tuple of ints, each at least {least}"
+
+
+def _pairs(v: Any) -> bool:
+    """An int, or (height, width)."""
+    sides = v if isinstance(v, tuple) else (v, v)
+    return len(sides) == 2 and all(isinstance(n, int) and n >= 1 for n in sides)
+
+
 NUMBER = (int, float)
+_PAIR = ((int, tuple), _pairs, "an int of at least 1, or a pair of them (height, width)")
+_COUNT, _FROM_0 = (int, *_at_least(1)), (int, *_at_least(0))
+_SHARE = (NUMBER, _fraction, "0 … 1, without 1")
 _SIZE = ((lambda v: v >= 1 or v == -1), "a size, or -1 = the rest")
 # key: (type, test, what it should be)
 RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
@@ -153,12 +171,34 @@ RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     "optim.end_lr_fraction": (NUMBER, lambda v: 0 <= v <= 1, "0 … 1"),
     "optim.weight_decay": (NUMBER, *_at_least(0)),
     "optim.clip": (NUMBER, *_at_least(0)),
-    "optim.b1": (NUMBER, _fraction, "0 … 1, without 1"),
-    "optim.b2": (NUMBER, _fraction, "0 … 1, without 1"),
+    "optim.b1": _SHARE,
+    "optim.b2": _SHARE,
     "optim.eps": (NUMBER, lambda v: v > 0, "more than 0"),
     "optim.encoding_lr": (NUMBER, *_at_least(0)),
     "optim.accumulate": (int, *_at_least(1)),
     "optim.ema": (NUMBER, _fraction, "0 (off) … 1, without 1"),
+    "model.width": _COUNT,
+    "model.depth": _COUNT,
+    "model.heads": _COUNT,
+    "model.kv_heads": _FROM_0,
+    "model.head_dim": _FROM_0,
+    "model.mlp_ratio": (NUMBER, lambda v: 0 < v < math.inf, "more than 0"),
+    "model.init_std": (NUMBER, *_at_least(0)),
+    "model.eps": (NUMBER, lambda v: 0 < v < math.inf, "more than 0"),
+    "model.dropout": _SHARE,
+    "model.drop_path": _SHARE,
+    "model.loss_chunk": _COUNT,
+    "model.patch": _PAIR,
+    "data.image_size": _PAIR,
+    "data.classes": _COUNT,
+    "data.label_smoothing": _SHARE,
+    "data.length": _COUNT,
+    "data.vocab": _COUNT,
+    "eval.batch_size": _COUNT,
+    "eval.tokens_per_batch": _COUNT,
+    "eval.document_tokens": _FROM_0,
+    "eval.lengths": _sizes(1),
+    "eval.resolutions": (tuple, lambda v: all(map(_pairs, v)), "a tuple of sizes, each an int or a pair of them"),
     "eval.every_steps": (int, *_at_least(0)),
     "checkpoint.every_steps": (int, *_at_least(0)),
     "checkpoint.keep": (int, *_at_least(1)),

@@ -24,7 +24,7 @@ def report(config, name) -> str:
         f"large arrays are split by fsdp = {split}",
         f"batch: {megabytes(run.abstract_batch())}, {run.job.units_per_step:,} {run.job.unit} a step; "
         f"{config.steps:,} steps = {config.steps * run.job.units_per_step:,} {run.job.unit}",
-        *data_report(run.job),
+        *data_report(run),
     ]
     return "\n".join(lines)
 
@@ -33,10 +33,15 @@ def megabytes(tree) -> str:
     return f"{sum(math.prod(t.shape) * t.dtype.itemsize for t in jax.tree.leaves(tree)) / 2**20:,.1f} MiB"
 
 
-def data_report(job):
-    for split, open_split in (("train", job.train_source), ("valid", job.valid_source)):
+def data_report(run):
+    """Lines. UserError: the data is there, but the evaluations of the config do not fit it."""
+    missing = 0
+    for split, open_split in (("train", run.job.train_source), ("valid", run.job.valid_source)):
         try:
             source, _ = open_split()
             yield f"{split} split: {len(source):,} rows"
         except UserError as error:
+            missing += 1
             yield f"{split} split missing: {error}"
+    if not missing:
+        run.open_data()

@@ -7,6 +7,7 @@ counts. What is found is added to DIR/result.json with its protocol.
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -140,33 +141,40 @@ def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=()):
         raise UserError("--resolutions and --offsets are for vision models; this run trained a language model")
     if stride and not lengths:
         raise UserError("--stride slides windows of given lengths: give --lengths too")
+    if result["state"] != "finished":
+        say(f"{workdir} is {result['state']}: its newest checkpoint is evaluated")
+    if result.get("data", job.digests()) != job.digests():
+        raise UserError(
+            f"the text of a split, or its tokenizer, is not what {workdir} was trained and evaluated with: put it back"
+        )
     values, scored = evaluate_split(job, params, mesh)
     say("valid:", "  ".join(f"{k} {v:.4f}" for k, v in values.items()), f" ({scored:,} {job.unit} scored)")
-    result["evaluation"] = {**values, "scored": scored}
+    found: dict[str, Any] = {"evaluation": {**values, "scored": scored}}
     if lengths:
         scores = extrapolate.evaluate_lengths(job, params, mesh, lengths, stride=stride)
         say(extrapolate.table(scores))
-        name = add(result, "sliding" if stride else "extrapolation", scores, lengths)
+        name = add(found, result, "sliding" if stride else "extrapolation", scores, lengths)
         if jax.process_index() == 0:
             say("plot:", extrapolate.plot({label(config): scores}, Path(workdir) / f"{name}.png"))
     if resolutions or offsets:
         sizes, shifts = resolutions or (config.data.image_size,), [(o, o) for o in offsets or (0.0,)]
         scores = evaluate_resolutions(config, params, mesh, sizes, shifts)
-        add(result, "resolutions", scores, [*resolutions, *(f"offset{o:g}" for o in offsets)])
+        add(found, result, "resolutions", scores, [*resolutions, *(f"offset{o:g}" for o in offsets)])
         for row in scores["rows"]:
             size = "×".join(map(str, pair(row["resolution"])))
             say(f"{size:>9} px  offset {row['offset'][0]:g}  top-1 {row['accuracy']:.4f}")
+    result = (writer.read_result(workdir) or result) | found  # the run may have gone on meanwhile
     if jax.process_index() == 0:
         writer.write_result(workdir, result)
     return result
 
 
-def add(result, key, scores, asked):
-    """Put scores into a record. What stands there by another protocol stays, what tables are made of does not change;
-    the new scores come beside it, under a key that names what was asked for. -> the key"""
+def add(found, result, key, scores, asked):
+    """Put scores into `found`. What stands in `result` by another protocol stays, what tables are made of does not
+    change; the new scores come beside it, under a key that names what was asked for. -> the key"""
     if key in result and result[key]["protocol"] != scores["protocol"]:
         key = "-".join([key, *("x".join(map(str, pair(a))) if isinstance(a, tuple) else str(a) for a in asked)])
-    result[key] = scores
+    found[key] = scores
     return key
 
 

@@ -103,9 +103,9 @@ class Score:
         n = np.add.reduceat(self.count, edges[:-1])
         return {
             "loss": loss,
-            "ppl": math.exp(loss),
+            "ppl": perplexity(loss),
             "tail_loss": tail,
-            "tail_ppl": math.exp(tail),
+            "tail_ppl": perplexity(tail),
             "bits_per_byte": self.loss.sum() / math.log(2) / self.bytes,
             "standard_error": standard_error(per[:, 0], per[:, 1]),
             "scored": int(self.count.sum()),
@@ -117,6 +117,11 @@ class Score:
                 "loss": np.add.reduceat(self.loss, edges[:-1]) / np.maximum(n, 1),
             },
         }
+
+
+def perplexity(loss):
+    """exp(loss), infinite where that is too large for a float."""
+    return math.exp(loss) if loss < 700 else math.inf
 
 
 def standard_error(loss, count):

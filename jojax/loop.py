@@ -26,16 +26,23 @@ def train_and_evaluate(config, name, overrides, workdir) -> int:
     if old is not None:
         check_same_run(old["config"], writer.plain(config), workdir)
         if old["state"] == "finished":
+            if old["config"].get("eval") != writer.plain(config.eval):
+                raise UserError(
+                    f"{workdir} is finished, with other config.eval keys: evaluate it further with python -m "
+                    "jojax.evaluate, or choose another --workdir"
+                )
             say(f"{workdir} is finished (result.json); choose another --workdir to run it again")
             return 0
     run = Run(config, name, workdir)
     run.open_data()
     record = result.describe_run(config, name, overrides) | {"state": "running"}
     record["parameters"] = result.count_parameters(run.like.params)
+    record["data"] = run.job.digests()
     describe(run, record)
-    code = run.train(record)
-    if code == 0:
-        finish(run, record)
+    with writer.only_one(workdir) if jax.process_index() == 0 else contextlib.nullcontext():
+        code = run.train(record)
+        if code == 0:
+            finish(run, record)
     return code
 
 
@@ -79,8 +86,18 @@ class Run:
                 found = other.restore_latest(self.like)
             if found is None:
                 raise UserError(f"config.resume = {self.config.resume}: no checkpoint there")
+            what = ("model", "encoding", "data")
+            remedy = "config.resume continues the same model on the same data; config.init_from takes parameters alone"
+            check_same_run(found[1].get("config"), writer.plain(self.config), self.config.resume, what, remedy)
+        elif found is not None:
+            check_same_run(found[1].get("config"), writer.plain(self.config), self.workdir)
         if found is not None:
             now, meta = found
+            if meta.get("data", self.job.digests()) != self.job.digests():
+                raise UserError(
+                    "the text of a split, or its tokenizer, is not what the checkpoint was trained with: put the "
+                    "data back, or begin anew in another --workdir"
+                )
             done, steps = int(now.step), self.config.steps
             if done > steps:
                 raise UserError(f"the checkpoint is at step {done}, config.steps = {steps} ends before it: raise steps")
@@ -197,6 +214,8 @@ class Run:
         with self.clock.paused():
             meta = {
                 "config_name": self.name,
+                "config": writer.plain(self.config),
+                "data": self.job.digests(),
                 "clock": self.clock.state(),
                 "compile_seconds": self.compile_seconds,
             }
@@ -237,17 +256,20 @@ def finish(run: Run, record):
         record["resolutions"] = evaluate.evaluate_resolutions(config, params, run.mesh, config.eval.resolutions)
     record["state"] = "finished"
     if jax.process_index() == 0:
-        say(f"result: {writer.write_result(run.workdir, record)}")
+        # what jojax.evaluate found while the run went on stays
+        say(f"result: {writer.write_result(run.workdir, (writer.read_result(run.workdir) or {}) | record)}")
 
 
-def check_same_run(old, new, workdir):
-    """UserError naming the keys that differ, where `workdir` holds a run of another config."""
+def check_same_run(old, new, workdir, only=("",), remedy="choose another --workdir or remove it"):
+    """UserError naming the keys that differ, where `workdir` holds a run of another config; `only`: of these groups."""
+    if old is None:
+        return
     flat = [traverse_util.flatten_dict(tree, sep=".") for tree in (old, new)]
-    keys = sorted(set(flat[0]) | set(flat[1]))
-    differ = [k for k in keys if flat[0].get(k) != flat[1].get(k) and not k.startswith(FREE)]
+    keys = sorted(k for k in set(flat[0]) | set(flat[1]) if k.startswith(only) and not k.startswith(FREE))
+    differ = [k for k in keys if flat[0].get(k) != flat[1].get(k)]
     if differ:
         told = ", ".join(f"{k}: {flat[0].get(k)} → {flat[1].get(k)}" for k in differ[:6])
-        raise UserError(f"{workdir} holds a run of another config ({told}): choose another --workdir or remove it")
+        raise UserError(f"{workdir} holds a run of another config ({told}): {remedy}")
 
 
 def describe(run: Run, record):

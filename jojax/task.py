@@ -66,6 +66,10 @@ class Task(abc.ABC):
         """The valid split, opened once: a source and its transform."""
         return self.valid_source()
 
+    def digests(self) -> dict[str, str]:
+        """{split: digest of its data}, where reading it all is no burden."""
+        return {}
+
     def apply(self, params, *args, **kw):
         return self.model.apply({"params": params}, *args, **kw)
 
@@ -107,6 +111,9 @@ class Text(Task):
         return windows.split_windows(
             self.corpus("valid"), self.config.data.length, self.config.eval.document_tokens
         ), None
+
+    def digests(self):
+        return {split: self.corpus(split).digest for split in ("train", "valid")}
 
     @functools.cache  # noqa: B019 — a task lives as long as its run
     def corpus(self, split):

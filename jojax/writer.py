@@ -1,6 +1,8 @@
 """What a run leaves in its workdir: TensorBoard events (clu), metrics.jsonl, result.json; and the terminal's
 lines."""
 
+import contextlib
+import fcntl
 import json
 import math
 import os
@@ -142,21 +144,47 @@ def progress_line(
 
 def read_metrics(workdir: str | os.PathLike) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl; [] where there is none. A line torn by a kill is left out."""
-    path = Path(workdir) / "metrics.jsonl"
-    return [json.loads(line) for line in _whole_lines(path)]
+    return [values for _, values in _whole_lines(Path(workdir) / "metrics.jsonl")]
 
 
-def _whole_lines(path: Path) -> list[str]:
+def _whole_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """(line, its values). UserError names a line that is none of ours."""
     if not path.exists():
         return []
     # only the last line can be torn, and then it has no newline
-    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    for number, line in enumerate(lines, 1):
+        try:
+            assert "step" in json.loads(line)
+        except (ValueError, TypeError, AssertionError):
+            raise UserError(f"{path}, line {number} is no line of metrics: mend or remove it") from None
+    return [(line, json.loads(line)) for line in lines]
 
 
 def _drop_after(path: Path, step: int) -> None:
-    kept = [line for line in _whole_lines(path) if step and json.loads(line)["step"] <= step]
+    kept = [line for line, values in _whole_lines(path) if step and values["step"] <= step]
     if path.exists():
         _replace(path, "".join(kept))
+
+
+@contextlib.contextmanager
+def only_one(workdir: str | os.PathLike):
+    """Holds `workdir` for one run; a second one gets a UserError. The lock ends with the process, however it ends."""
+    path = Path(workdir) / ".lock"
+    with _writable(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{workdir} is in use by another run: wait for it, or choose another --workdir") from None
+        except OSError:  # a file system without locks
+            pass
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def write_result(workdir: str | os.PathLike, result: Mapping[str, Any]) -> Path:
@@ -175,9 +203,12 @@ def read_result(workdir: str | os.PathLike) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        return json.loads(path.read_text())
+        found = json.loads(path.read_text())
     except ValueError as error:
         raise UserError(f"{path} is not JSON ({error}); remove it, the next run writes it anew.") from None
+    if not isinstance(found, dict) or "config" not in found or "state" not in found:
+        raise UserError(f"{path} is no record of a run (config and state are missing); remove it.")
+    return found
 
 
 def _replace(path: Path, text: str) -> None:

@@ -9,6 +9,7 @@ Runs of one config file (and size) stand in one table, one row an encoding: over
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from collections import defaultdict
@@ -19,11 +20,20 @@ sys.path.insert(0, str(ROOT))
 
 from jojax import config, extrapolate  # noqa: E402 — the repository's own package, installed or not
 
+NEEDED = ("config", "config_name", "overrides", "seed", "metrics", "parameters", "steps")
+
 
 def load(paths):
-    """Finished runs, oldest name first."""
-    records = [json.loads(path.read_text()) for path in sorted(paths)]
-    return [r for r in records if r.get("state") == "finished"]
+    """Finished runs, by name; a file that is no record is named and left out."""
+    records = []
+    for path in sorted(paths):
+        try:
+            record = json.loads(path.read_text())
+            if record["state"] == "finished":
+                records.append({key: record[key] for key in NEEDED} | record)
+        except (ValueError, TypeError, KeyError) as error:
+            print(f"left out {path}: no record of a run ({error})", file=sys.stderr)
+    return records
 
 
 def group(record):
@@ -51,7 +61,7 @@ def scale(record):
 
 def cell(values, form, times=1):
     """The mean, of several seeds with the range."""
-    values = [times * v for v in values]
+    values = [math.inf if v is None else times * v for v in values]  # JSON has no infinity
     shown = format(statistics.fmean(values), form)
     return shown if len(values) == 1 else f"{shown} ({min(values):{form}} – {max(values):{form}})"
 

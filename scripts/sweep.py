@@ -40,7 +40,10 @@ def points(spec):
 
 
 def state(workdir):
-    return (writer.read_result(workdir) or {"state": "to do"})["state"]
+    try:
+        return (writer.read_result(workdir) or {"state": "to do"})["state"]
+    except UserError as error:
+        return str(error)  # the run itself says the same, and fails
 
 
 def main():

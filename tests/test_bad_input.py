@@ -8,11 +8,15 @@ import shutil
 import pytest
 
 import runs
-from jojax import evaluate
+from jojax import evaluate, task
 from jojax.errors import UserError
 from runs import LM, VIT, environment, lm, trained, vit
 
 TEXT = {
+    "a data source": ({"data.source": "wiki"}, r"data\.source = 'wiki': language models read text or wikipedia_exc"),
+    "no tokenizer": ({"data.tokenizer": None}, r"data\.tokenizer is not set: bytes, bpe, or the path"),
+    "another model's data": ({"model.kind": "vit"}, r"model\.kind = 'vit' needs data\.image_size and data\.classes"),
+    "an option's type": ({"encoding.base": "big"}, r"encoding\.base = 'big': needs a float, like 10000\.0"),
     "no data": ({"data.train_path": "gone.jsonl"}, r"gone\.jsonl does not exist: give a file or folder of text"),
     "no valid data": ({"data.valid_path": ""}, r"data\.valid_path is not set: give the file or folder"),
     "micro-batches": ({"optim.accumulate": 3}, r"batch_size=8 must be divisible by .*optim\.acc.*; try batch_size=24"),
@@ -39,6 +43,49 @@ IMAGES = {
     "a resolution": ({"eval.resolutions": (32, 33)}, r"33×33 has no whole number of 8×8 patches"),
     "a head that mixed frames cannot halve": ({"model.head_dim": 6}, r"make model\.head_dim = 6 divisible by 4"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model.depth", 0),
+        ("model.heads", -2),
+        ("model.dropout", 1.5),
+        ("model.mlp_ratio", 0.0),
+        ("model.init_std", float("nan")),
+        ("model.loss_chunk", 0),
+        ("optim.lr", float("inf")),
+        ("data.length", 0),
+        ("data.vocab", -1),
+        ("eval.document_tokens", -5),
+        ("eval.lengths", (16.5,)),
+        ("eval.lengths", (32, 0)),
+    ],
+)
+def test_numbers_out_of_range(key, value):
+    given = runs.configs.apply_overrides(runs.configs.load(str(runs.ROOT / LM)), {key: value})
+    with pytest.raises(UserError, match=rf"config\.{key}=.* must be "):
+        runs.configs.validate(given)
+
+
+def test_a_checkpoint_of_another_run_is_not_gone_on_with(tmp_path, monkeypatch):
+    """Without result.json too: the checkpoint itself knows its config and its text."""
+    shutil.copytree(trained() / "checkpoints", tmp_path / "run" / "checkpoints")
+    words = r"holds a run of another config \(optim\.b2: .*\): choose another --workdir"
+    refused(words, LM, lm(optim__b2=0.9), tmp_path / "run")
+    words = r"another config \(.*encoding\.name: rope → grape_a.*\): config\.resume continues the same model"
+    given = lm(resume=str(trained()))
+    refused(words, LM.replace("rope", "alibi"), given, tmp_path / "other")
+    with monkeypatch.context() as patch:
+        patch.setattr(task.Text, "digests", lambda self: {"train": "edited", "valid": "as it was"})
+        refused(r"text of a split, or its tokenizer, is not what the checkpoint", LM, lm(), tmp_path / "run")
+        with pytest.raises(UserError, match=r"is not what .* was trained and evaluated with: put it back"):
+            evaluate.evaluate_run(trained())
+
+
+def test_a_finished_run_with_other_evaluations_says_how():
+    words = r"is finished, with other config\.eval keys: evaluate it further with"
+    refused(words, LM, lm(eval__lengths=(16,)), trained())
 
 
 def nothing_written(workdir):

@@ -143,10 +143,10 @@ def test_command_slides_windows_and_adds_to_the_record(tmp_path):
 def test_scores_by_another_protocol_come_beside_those_of_the_run():
     record = {"loss": 1.0}
     made = [{"protocol": {"windows": n}, "lengths": {"64": ppl}} for n, ppl in ((64, 3.0), (128, 4.0), (64, 5.0))]
-    keys = [evaluate.add(record, "extrapolation", scores, (64, 128)) for scores in made]
+    keys = [evaluate.add(record, record, "extrapolation", scores, (64, 128)) for scores in made]
     assert keys == ["extrapolation", "extrapolation-64-128", "extrapolation"]  # the same again takes its place
     assert record == {"loss": 1.0, "extrapolation": made[2], "extrapolation-64-128": made[1]}
-    assert evaluate.add({"resolutions": made[0]}, "resolutions", made[1], [32, (32, 48)]) == "resolutions-32-32x48"
+    assert evaluate.add({}, {"resolutions": made[0]}, "resolutions", made[1], [32, (32, 48)]) == "resolutions-32-32x48"
 
 
 def test_a_table_of_positions_has_no_answer_beyond_it():

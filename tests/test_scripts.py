@@ -34,7 +34,7 @@ def record(encoding, seed, ppl, state="finished", **changes):
         "parameters": {"total": 1234},
     }
     config = {"encoding": {"name": "rope", "preset": encoding}, "model": MODEL, "data": data, "batch_size": 3}
-    own["parameters"] = {"total": 1234}
+    own |= {"parameters": {"total": 1234}, "metrics": {"loss": 2.0}}
     scores = {"lengths": lengths, "protocol": {"training_length": 16}}
     return own | {"config": config, "extrapolation": scores} | changes
 
@@ -152,7 +152,7 @@ def test_a_sweep_skips_what_is_done_and_goes_on_after_a_failure(tmp_path, monkey
     broken, done = (workdir for workdir, _ in sweep.points("mine.py"))
     assert str(done) == "runs/mine-encoding=rope_axial,smoke-seed=3"
     done.mkdir(parents=True)
-    (done / "result.json").write_text(json.dumps({"state": "finished"}))
+    (done / "result.json").write_text(json.dumps({"state": "finished", "config": {}}))
     call(sweep, "--config", "mine.py", "--print")
     out, _ = capfd.readouterr()
     assert f"[1/2] {broken}: to do\n" in out and f"[2/2] {done}: finished\n" in out

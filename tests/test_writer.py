@@ -112,6 +112,9 @@ def test_unwritable_workdir(tmp_path):
         writer.write_result(tmp_path / "file" / "run", {})
 
 
+RECORD = {"config": {}, "state": "finished", "loss": 1}
+
+
 def test_result_round_trip(tmp_path):
     assert writer.read_result(tmp_path) is None
     config = ConfigDict({"lengths": (1, 2), "lr": 0.1, "deep": {"none": None}})
@@ -121,6 +124,7 @@ def test_result_round_trip(tmp_path):
         "bad": float("inf"),
         "ids": np.arange(2),
         "on": np.bool_(True),
+        "state": "running",
     }
     path = writer.write_result(tmp_path / "run", record)
     assert path == tmp_path / "run" / "result.json"
@@ -130,21 +134,44 @@ def test_result_round_trip(tmp_path):
         "bad": None,
         "ids": [0, 1],
         "on": True,
+        "state": "running",
     }
-    writer.write_result(tmp_path / "run", {"loss": 1})
-    assert writer.read_result(tmp_path / "run") == {"loss": 1}
+    writer.write_result(tmp_path / "run", RECORD)
+    assert writer.read_result(tmp_path / "run") == RECORD
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["result.json"]
     path.write_text("{")
     with pytest.raises(UserError, match=r"result.json is not JSON .*; remove it"):
         writer.read_result(tmp_path / "run")
+    for other in ("{}", "[]", '{"config": {}}'):
+        path.write_text(other)
+        with pytest.raises(UserError, match=r"result.json is no record of a run \(config and state are missing\)"):
+            writer.read_result(tmp_path / "run")
+
+
+def test_a_folder_is_one_run_s(tmp_path):
+    with writer.only_one(tmp_path / "run"):
+        words = "run is in use by another run: wait for it, or choose another --workdir"
+        with pytest.raises(UserError, match=words), writer.only_one(tmp_path / "run"):
+            pass
+        with writer.only_one(tmp_path / "other"):
+            pass
+    with writer.only_one(tmp_path / "run"):
+        assert [p.name for p in (tmp_path / "run").iterdir()] == [".lock"]
+    assert not any((tmp_path / "run").iterdir())
+
+
+def test_a_line_that_is_no_metrics_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n[2]\n{"step"')
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2 is no line of metrics"):
+        writer.read_metrics(tmp_path)
 
 
 def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path):
-    writer.write_result(tmp_path, {"loss": 1})
+    writer.write_result(tmp_path, RECORD)
     (tmp_path / "result.json.new").mkdir()  # in the way of the new file
     with pytest.raises(UserError, match="cannot write"):
         writer.write_result(tmp_path, {"loss": 2})
-    assert writer.read_result(tmp_path) == {"loss": 1}
+    assert writer.read_result(tmp_path) == RECORD
 
 
 # the description of a run

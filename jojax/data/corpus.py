@@ -31,6 +31,7 @@ class Corpus:
       starts: int64 [D + 1]; document d is tokens[starts[d] : starts[d + 1]].
       tokenizer: see jojax.data.text.
       skipped: number of empty documents that were left out.
+      digest: of the text and the tokenizer.
 
     Raises:
       UserError: an id outside the tokenizer's vocabulary.
@@ -40,6 +41,7 @@ class Corpus:
     starts: np.ndarray
     tokenizer: Any
     skipped: int = 0
+    digest: str = ""
 
     def __post_init__(self):
         low, high, vocab = int(self.tokens.min()), int(self.tokens.max()), self.tokenizer.vocab_size
@@ -69,6 +71,8 @@ def open_tokenizer(data_cfg):
       UserError: unreadable or unfit tokenizer, or one with more ids than data.vocab.
     """
     kind, vocab = data_cfg["tokenizer"], data_cfg.get("vocab")
+    if not kind:
+        raise UserError("data.tokenizer is not set: bytes, bpe, or the path of a tokenizer's json")
     if kind == "bytes":
         tokenizer = ByteTokenizer()
     elif kind == "bpe":
@@ -105,7 +109,7 @@ def build_corpus(data_cfg, split):
     entry = cached(cache_folder(data_cfg), f"corpus-{key}", build)
     if entry["skipped"]:
         log.warning("%s: %d empty documents are left out", documents.path, entry["skipped"])
-    return Corpus(entry["tokens"], entry["starts"], tokenizer, int(entry["skipped"]))
+    return Corpus(entry["tokens"], entry["starts"], tokenizer, int(entry["skipped"]), key)
 
 
 def _chunks(documents):

@@ -4,12 +4,14 @@ import functools
 import gzip
 import hashlib
 import json
+import logging
 import lzma
 import pathlib
 import zlib
 
 from jojax.errors import UserError
 
+log = logging.getLogger(__name__)
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.xz", ".txt")
 EXCERPT = pathlib.Path(__file__).parent / "embedded" / "wikipedia_excerpt_2016.jsonl.xz"
 LONG_BYTES = 20_000  # about 5,000 tokens of a small vocabulary: long enough for the extrapolation windows
@@ -86,6 +88,8 @@ def open_documents(data_cfg, split):
         if split not in ("train", "valid"):
             raise UserError(f"the Wikipedia excerpt has the splits train and valid, not {split!r}")
         return Documents(EXCERPT, functools.partial(_held_out, valid=split == "valid"), f"every fifth long: {split}")
+    if data_cfg["source"] != "text":
+        raise UserError(f"data.source = {data_cfg['source']!r}: language models read text or wikipedia_excerpt")
     path = data_cfg.get(f"{split}_path")
     if not path:
         raise UserError(f"data.{split}_path is not set: give the file or folder of the {split} split")
@@ -108,6 +112,9 @@ def _find_files(path):
         files = sorted(p for p in path.rglob("*") if _suffix(p) and p.is_file())
         if not files:
             raise UserError(f"{path} holds no file named {', '.join('*' + s for s in SUFFIXES)}")
+        other = sorted(p for p in path.rglob("*") if p.is_file() and p not in set(files) and p.name[0] != ".")
+        if other:
+            log.warning("%s: %d files that are not %s are left out: %s …", path, len(other), SUFFIXES, other[0].name)
         return files
     if not path.is_file():
         raise UserError(f"{path} does not exist: give a file or folder of text")

@@ -8,7 +8,7 @@ import io
 import math
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from jojax.errors import UserError
 
@@ -31,9 +31,12 @@ def decode(data, name):
     """
     try:
         with Image.open(io.BytesIO(data)) as image:
+            if image.mode.startswith(("I", "F")):
+                raise ValueError(f"its pixels are of mode {image.mode}, not 8 bits a channel: convert it")
             return np.asarray(image.convert("RGB"))
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error and more
-        raise UserError(f"{name} can't be decoded ({error}): replace or remove that image") from error
+        why = "no image format that Pillow knows" if isinstance(error, UnidentifiedImageError) else error
+        raise UserError(f"{name} can't be decoded ({why}): replace or remove that image") from error
 
 
 def resize(image, size, box=None):

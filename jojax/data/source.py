@@ -5,6 +5,7 @@ text sources give documents (jojax.data.documents).
 """
 
 import json
+import logging
 import pathlib
 from typing import Any
 
@@ -14,6 +15,7 @@ from jojax.data.documents import open_documents
 from jojax.data.image import decode
 from jojax.errors import UserError
 
+log = logging.getLogger(__name__)
 SOURCES = ("fashion_mnist", "tfds", "folder", "text", "wikipedia_excerpt")
 HELD_OUT = ("valid", "validation", "val", "test")  # 'valid' means the first of these that a data set has
 FASHION = pathlib.Path(__file__).parent / "embedded" / "fashion_mnist.npz"
@@ -112,15 +114,28 @@ class FolderImages:
         if unknown:
             raise UserError(f"{self._folder} has a class {unknown[0]!r} that {path / 'train'} has not")
         self.classes = len(names)
-        files = [(name, label) for label, name in enumerate(names) if name in set(here) for name in self._list(name)]
+        listed = {name: self._list(name) for name in here}
+        empty = [name for name in here if not listed[name]]
+        if empty and here == names:
+            raise UserError(f"{self._folder / empty[0]} holds no image: remove that class, or put its images there")
+        files = [(file, label) for label, name in enumerate(names) for file in listed.get(name, ())]
         if not files:
             raise UserError(f"{self._folder} holds no image named {', '.join('*' + s for s in self.SUFFIXES)}")
         self._files = [name for name, _ in files]
         self._labels = np.array([label for _, label in files], np.int32)
 
     def _list(self, name):
-        folder = self._folder / name
-        return [f"{name}/{p.name}" for p in sorted(folder.iterdir()) if p.suffix.lower() in self.SUFFIXES]
+        inside = sorted(p for p in (self._folder / name).iterdir() if not p.name.startswith("."))
+        images = [f"{name}/{p.name}" for p in inside if p.suffix.lower() in self.SUFFIXES]
+        if len(images) < len(inside):
+            first = next(p for p in inside if p.suffix.lower() not in self.SUFFIXES)
+            log.warning(
+                "%s: %d entries that are no images are left out, the first is %s",
+                name,
+                len(inside) - len(images),
+                first,
+            )
+        return images
 
     def __len__(self):
         return len(self._files)

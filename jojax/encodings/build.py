@@ -59,5 +59,12 @@ def build(config: Mapping, dims: Dims, dtype="float32") -> functools.partial:
     if unknown:
         raise UserError(f"encoding.{unknown[0]} is not an option of {name!r}; it has: {', '.join(options(cls))}")
     make = functools.partial(cls, dims=dims, dtype=dtype, **given)
-    make(parent=None).check()
+    made = make(parent=None)
+    Encoding.check(made)  # also where a class of the user's forgets to
+    for option, value in given.items():
+        default = cls.__dataclass_fields__[option].default
+        kinds = (int, float) if isinstance(default, float) else type(default)
+        if not isinstance(value, kinds) or isinstance(value, bool) != isinstance(default, bool):
+            raise UserError(f"encoding.{option} = {value!r}: needs a {type(default).__name__}, like {default!r}")
+    made.check()
     return make

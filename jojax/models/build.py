@@ -19,6 +19,9 @@ def dims_of(config) -> Dims:
     heads, width = m.heads, m.width
     if m.kind not in ("lm", "vit"):
         raise UserError(f"model.kind = {m.kind!r}: choose from lm, vit")
+    needs = {"lm": ("vocab", "length"), "vit": ("image_size", "classes")}[m.kind]
+    if any(key not in config.data for key in needs):
+        raise UserError(f"model.kind = {m.kind!r} needs data.{' and data.'.join(needs)}: use a config of such a model")
     if not m.head_dim and width % heads:
         raise UserError(f"model.width = {width} is not divisible by model.heads = {heads}: change one, or set head_dim")
     common = dict(
