@@ -9,7 +9,7 @@
 `cls_pos`: where the class token stands. none: at no place, it is never turned (RoPE-Mixed, LieRE); center: in the
 middle of the image (ComRoPE's code). Since frames act on differences, the middle is made the origin.
 
-`perturb` σ adds N(0, (σ · perturb_scale)²) patches to each coordinate in training, cut to the patch: 'clamp' moves what
+`perturb_sigma` σ adds N(0, (σ · perturb_scale)²) patches to each coordinate in training, cut to the patch: 'clamp' moves what
 is outside to its border (ComRoPE's code, scale ½), 'truncnorm' draws from inside (its equation 11, scale 1). One draw
 for a whole batch, as in the code, or one an image (`perturb_per_sample`).
 """
@@ -28,7 +28,7 @@ class Spatial(Rotary):
 
     coord: str = "index"
     cls_pos: str = "none"
-    perturb: float = 0.0
+    perturb_sigma: float = 0.0
     perturb_scale: float = 0.5
     perturb_mode: str = "clamp"
     perturb_per_sample: bool = False
@@ -41,8 +41,8 @@ class Spatial(Rotary):
 
     def check(self):
         super().check()
-        if self.perturb < 0 or self.perturb_scale <= 0:
-            raise UserError("encoding.perturb must be 0 (off) or above, encoding.perturb_scale above 0")
+        if self.perturb_sigma < 0 or self.perturb_scale <= 0:
+            raise UserError("encoding.perturb_sigma must be 0 (off) or above, encoding.perturb_scale above 0")
         if not self.dims.grid and (self.coord, self.cls_pos) != ("index", "none"):
             raise UserError(
                 f"encoding.coord = {self.coord!r} and encoding.cls_pos = {self.cls_pos!r} are for images; text counts "
@@ -52,17 +52,17 @@ class Spatial(Rotary):
     def idle(self):
         idle = super().idle()
         if len(self.dims.grid) < 2:
-            idle |= dict.fromkeys(("coord", "cls_pos", "perturb"), "images")
-        if not self.perturb:
-            idle |= dict.fromkeys(("perturb_scale", "perturb_mode", "perturb_per_sample"), "perturb above 0")
+            idle |= dict.fromkeys(("coord", "cls_pos", "perturb_sigma"), "images")
+        if not self.perturb_sigma:
+            idle |= dict.fromkeys(("perturb_scale", "perturb_mode", "perturb_per_sample"), "perturb_sigma above 0")
         return idle
 
     def noise(self, ctx):
         """Perturbation of this step in patches, [1 or B, L, A], or None; to be drawn once, in `begin`."""
-        if not (self.perturb and ctx.train):
+        if not (self.perturb_sigma and ctx.train):
             return None
         shape = ctx.position.shape if self.perturb_per_sample else (1, *ctx.position.shape[1:])
-        sigma, dtype = self.perturb * self.perturb_scale, ctx.position.dtype
+        sigma, dtype = self.perturb_sigma * self.perturb_scale, ctx.position.dtype
         if self.perturb_mode == "clamp":
             drawn = (sigma * jax.random.normal(self.make_rng("encoding"), shape, dtype)).clip(-0.5, 0.5)
         else:
