@@ -74,44 +74,19 @@ def encode_xpos(params, gamma=0.4, scale_base=512, values=False):
     return lambda layer, p, h, x, before: (A, A if values else None, 0)
 
 
-def encode_grape_ap(params, own_step=True, gated_by_query=True):
-    """The step of site m, seen from t, is in the path from j where j < m ≤ t."""
-
-    def path(h, kernel):
-        out = np.einsum("lc,chr->lhr", h, kernel)
-        out = out / np.sqrt((out**2).mean(-1, keepdims=True) + 1e-6)
-        turn = np.array([reference.plane_rotation(np.full(4, float(t))) for t in range(L)])
-        return np.einsum("lrs,lhs->lhr", turn, out)
-
-    def encode(layer, p, h, x, before):
-        key, query = path(h, p["path"]["kernel"]), path(h, p["path_query"]["kernel"])
-        bias = np.zeros((H, L, L))
-        for head, t in np.ndindex(H, L):
-            for j in range(t):
-                seen = query[t, head] if gated_by_query else np.ones(8)
-                z = [seen @ key[m, head // 2] / 8 for m in range(j + 1, t + own_step)]
-                bias[head, t, j] = reference.slopes(H)[head] * sum(-np.log1p(np.exp(-v)) for v in z)
-        return EYE, None, bias
-
-    return encode
-
-
 @pytest.mark.parametrize(
     ("encoding", "right"),
     [
         ({"name": "grape_a"}, encode_alibi),
-        ({"name": "grape_ap"}, encode_grape_ap),
         ({"name": "xpos"}, encode_xpos),
         ({"name": "xpos", "gamma": 0.2, "scale_base": 8.0}, lambda p: encode_xpos(p, 0.2, 8)),
         ({"name": "xpos", "transport": "qkv", "scale_base": 8.0}, lambda p: encode_xpos(p, 0.4, 8, True)),
     ],
-    ids=["alibi", "grape_ap", "xpos", "xpos_options", "xpos_values"],
+    ids=["alibi", "xpos", "xpos_options", "xpos_values"],
 )
 def test_additive_and_scaled(encoding, right):
     model, params = model_and_params(encoding)
     wrong = [rotary(encoding | {"name": "rope"}, params)] if "scale_base" in encoding else []  # by default nearly that
-    if encoding["name"] == "grape_ap":
-        wrong = [right(params, own_step=False), right(params, gated_by_query=False)]
     compare(logits(model, params), params, right(params), nope, *wrong)
 
 

@@ -9,7 +9,7 @@ import reference
 import reference_rotary
 import zoo
 
-DEPTH, G, H, D, C = 2, 3, 6, 8, 20
+DEPTH, G, H, D, C = 2, 3, 6, 16, 20
 GRIDS, PATCH = {"cls": (2, 4), "mean": (3, 3)}, (2, 3)  # 9 sites in both, so that their operations are shared
 
 

@@ -9,20 +9,12 @@ import numpy as np
 from configs.encodings import PRESETS, preset
 from jojax import encodings
 from jojax.encodings.base import Dims
+from jojax.errors import UserError
 from jojax.models.block import Spec
 from jojax.models.lm import LM
 from jojax.models.vit import ViT
 
 B, L, V = 2, 11, 17
-
-TEXT = sorted(
-    n
-    for n, p in PRESETS.items()
-    if p.get("form", "1d") == "1d" and p.get("kind") != "sincos2d" and n not in ("rope_matched", "rope")  # as jo_fixed
-)
-VISION = sorted(
-    n for n, p in PRESETS.items() if p.get("form") in ("axial", "mixed") or n in ("none", "learned", "sincos2d")
-)
 
 
 def lm_dims(**changes):
@@ -30,8 +22,24 @@ def lm_dims(**changes):
 
 
 def vit_dims(**changes):
-    base = dict(heads=6, kv_heads=3, head_dim=8, width=20, depth=3, axes=2, grid=(4, 5), causal=False)
+    base = dict(heads=6, kv_heads=3, head_dim=16, width=20, depth=3, axes=2, grid=(4, 5), causal=False)
     return Dims(**(base | changes))
+
+
+def _fitting(dims, *but):
+    """Presets that models of these sizes take."""
+
+    def fits(name):
+        try:
+            return bool(encodings.build(preset(name), dims))
+        except UserError:
+            return False
+
+    return [name for name in sorted(PRESETS) if not name.startswith(but) and fits(name)]
+
+
+TEXT = [n for n in _fitting(lm_dims(), "rope_matched", "rope_axial") if n != "rope"]  # as jo_fixed
+VISION = _fitting(vit_dims())
 
 
 def lm_of(encoding, dtype="float64", dims=(), model=(), **spec):

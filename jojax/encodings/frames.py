@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import struct
 
-from jojax.algebra import operators
+from jojax.algebra import exponential, operators
 
 
 @struct.dataclass
@@ -45,3 +45,73 @@ class PlaneFrame:
         factor = jnp.exp(power * scale)
         both = jnp.concatenate([factor, factor], -1) if self.pairing == "half" else jnp.repeat(factor, 2, -1)
         return (y * both).astype(x.dtype)
+
+
+@struct.dataclass
+class BlockFrame:
+    """A_i = blockdiag(R_i1 … R_im), orthogonal b × b blocks; block j has the dimensions jb … (j+1)b − 1 of a head."""
+
+    matrix: Any  # [B or 1, L, G or 1, m, b, b]
+
+    def apply(self, x):
+        """A x"""
+        return self._times(self.matrix, x)
+
+    def invert(self, x):
+        """A⁻¹ x = Aᵀ x"""
+        return self._times(self.matrix.swapaxes(-1, -2), x)
+
+    dual = apply
+
+    def where(self, placed):
+        """The identity where `placed` [B, L] is False."""
+        one = jnp.eye(self.matrix.shape[-1], dtype=self.matrix.dtype)
+        return BlockFrame(jnp.where(placed[..., None, None, None, None], self.matrix, one))
+
+    def _times(self, matrix, x):
+        matrix = matrix if x.ndim == 4 else matrix[:, :, :, None]  # queries that share a key head's frame
+        blocks = x.reshape(*x.shape[:-1], *matrix.shape[-3:-1]).astype(jnp.promote_types(x.dtype, matrix.dtype))
+        return jnp.einsum("...ij,...j->...i", matrix, blocks).reshape(x.shape).astype(x.dtype)
+
+
+@struct.dataclass
+class SubspaceFrame:
+    """A_i = I + E (R_i − I) Eᵀ: turns within the span of E's orthonormal columns, the rest stands still.
+
+    R_i turns the planes of neighbouring columns by `angles`, or is exp(phase_i · generator) where that is given."""
+
+    basis: Any  # E [G or 1, D, r]
+    angles: Any = None  # [B, L, G or 1, r/2] radians
+    generator: Any = None  # [G or 1, r, r] skew
+    phase: Any = None  # [B, L, G or 1]
+
+    def apply(self, x):
+        """A x"""
+        return self._turn(x, 1)
+
+    def invert(self, x):
+        """A⁻¹ x"""
+        return self._turn(x, -1)
+
+    dual = apply
+
+    def where(self, placed):
+        """The identity where `placed` [B, L] is False."""
+        if self.phase is not None:
+            return dataclasses.replace(self, phase=jnp.where(placed[..., None], self.phase, 0))
+        return dataclasses.replace(self, angles=jnp.where(placed[..., None, None], self.angles, 0))
+
+    def _turn(self, x, sign):
+        e, grouped = self.basis, x.ndim == 5  # queries that share a key head's frame
+        e = e[:, None] if grouped else e
+        wide = x.astype(jnp.promote_types(x.dtype, e.dtype))
+        z = jnp.einsum("...dr,...d->...r", e, wide)
+        if self.phase is not None:
+            phase, generator = self.phase, self.generator
+            if grouped:
+                phase, generator = phase[..., None], generator[:, None]
+            turned = exponential.exp_times(generator, sign * phase, z)
+        else:
+            angles = self.angles[..., None, :] if grouped else self.angles
+            turned = operators.rotate(z, sign * angles, "interleaved")
+        return (wide + jnp.einsum("...dr,...r->...d", e, turned - z)).astype(x.dtype)

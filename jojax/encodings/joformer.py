@@ -119,13 +119,13 @@ class JoFormer(Rope):
 
     @nn.compact
     def begin(self, x, ctx):
-        x, omega, _ = super().begin(x, ctx)
+        x, of_base, _ = super().begin(x, ctx)
         shared_z = carried_z = None
         if self.angle_source == "ffn_flow":
             carried_z = self.table(ctx)
         elif self.angle_source == "token_table" and self.angle_share_layers:
             shared_z = self.table(ctx)
-        return x, (omega, shared_z), carried_z
+        return x, (of_base, shared_z), carried_z
 
     @nn.compact
     def advance(self, shared, carry, hidden, ctx):
@@ -133,8 +133,8 @@ class JoFormer(Rope):
 
     @nn.compact
     def journey(self, shared, carry, ctx):
-        omega, shared_z = shared
-        linear = self.base_angles(omega, ctx)
+        of_base, shared_z = shared
+        linear = self.base_angles(of_base, ctx)
         angles, last = jnp.zeros_like(linear) if self.angle_base == "zero" else linear, None
         if self.content:
             turns = self.bounded(self.raw(shared_z if carry is None else carry, ctx)).astype(linear.dtype)

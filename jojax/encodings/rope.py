@@ -21,7 +21,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from jojax.encodings.base import Rotary, wide
+from jojax.encodings.base import wide
+from jojax.encodings.coordinates import Spatial
 from jojax.encodings.frames import PlaneFrame
 from jojax.errors import UserError
 
@@ -31,7 +32,7 @@ def geometric(planes, base, dtype):
     return base ** (-jnp.arange(planes, dtype=wide(dtype)) / planes)
 
 
-class Rope(Rotary):
+class Rope(Spatial):
     form: str = "1d"
     base: float = 10_000.0
     freq: str = "geometric"  # of form 1d
@@ -41,7 +42,7 @@ class Rope(Rotary):
     angle_share_heads: bool = False  # one set of angles for all heads
     angle_share_layers: bool = False  # one set of parameters for all blocks
 
-    CHOICES: ClassVar[dict[str, tuple]] = Rotary.CHOICES | {
+    CHOICES: ClassVar[dict[str, tuple]] = Spatial.CHOICES | {
         "form": ("1d", "axial", "mixed"),
         "freq": ("geometric", "integer"),
         "pairing": ("half", "interleaved"),
@@ -89,18 +90,21 @@ class Rope(Rotary):
 
     @nn.compact
     def begin(self, x, ctx):
-        return x, self.frequencies() if self.learned and self.angle_share_layers else None, None
+        omega = self.frequencies() if self.learned and self.angle_share_layers else None
+        return x, (self.noise(ctx), omega), None
 
     @nn.compact
     def journey(self, shared, carry, ctx):
         return self.travel(PlaneFrame(self.base_angles(shared, ctx), pairing=self.pairing))
 
-    def base_angles(self, omega, ctx):
+    def base_angles(self, shared, ctx):
         """Σ_a position_a ω_a [B, L, G or 1, D/2] in closed form: no sum over sites that could drift.
 
-        omega: shared frequencies, or None for the block's own."""
+        shared: of `begin`; (perturbation or None, shared frequencies or None for the block's own)."""
+        noise, omega = shared or (None, None)
         omega = self.frequencies() if omega is None else omega
-        position = ctx.position[:, :, None, None]  # a product and a sum, no dot: accelerators would round its factors
+        position = self.coordinates(noise, ctx)[:, :, None, None]
+        # a product and a sum, no dot: accelerators would round its factors
         return (position * jnp.moveaxis(omega, 0, -1).astype(position.dtype)).sum(-1)
 
     def frequencies(self):

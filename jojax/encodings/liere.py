@@ -1,0 +1,51 @@
+"""LieRE (arXiv 2406.10322): rotations exp(Σ_a u_a A_a) in blocks, by free skew generators, one an axis.
+
+For blocks larger than 2 and more than one axis the generators do not commute: scores then depend on where a pair
+stands, not on its displacement alone, and no plain RoPE equals it. Blocks of 2 are RoPE-Mixed.
+
+A_a = triu(U, 1) − triu(U, 1)ᵀ, U ~ Uniform[0, init_scale) with 2π as published. `share_layers` uses one set for all
+blocks of the model, which is what the released code does (it means to have one a layer, and gives all the first).
+"""
+
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jojax.algebra.operators import exp_skew, skew
+from jojax.encodings.coordinates import Spatial
+from jojax.encodings.frames import BlockFrame
+from jojax.errors import UserError
+
+
+class LieRE(Spatial):
+    block: int = 8
+    init_scale: float = 6.283185307179586
+    share_layers: bool = False
+    coord: str = "train_prop_linspace"
+
+    @property
+    def RELATIVE(self):
+        return self.block == 2 or self.dims.axes == 1
+
+    def check(self):
+        super().check()
+        if self.block < 2 or self.dims.head_dim % self.block:
+            raise UserError(
+                f"encoding.block = {self.block}: needs blocks of 2 or more that divide model.head_dim = "
+                f"{self.dims.head_dim}"
+            )
+
+    def generators(self):
+        """[A, G, m, b, b]"""
+        shape = (self.dims.axes, self.dims.kv_heads, self.dims.head_dim // self.block, self.block, self.block)
+        return skew(jnp.triu(self.param("u", nn.initializers.uniform(self.init_scale), shape), 1))
+
+    @nn.compact
+    def begin(self, x, ctx):
+        return x, (self.noise(ctx), self.generators() if self.share_layers else None), None
+
+    @nn.compact
+    def journey(self, shared, carry, ctx):
+        noise, generators = shared
+        generators = self.generators() if generators is None else generators
+        u = self.coordinates(noise, self.one_image(ctx))[:, :, None, None, None, None]  # [B or 1, L, 1, 1, 1, 1, A]
+        return self.travel(BlockFrame(exp_skew((u * jnp.moveaxis(generators, 0, -1).astype(u.dtype)).sum(-1))))
