@@ -96,7 +96,8 @@ def between(journey, j, k, like):
     if journey.edge is not None:
         state = jnp.zeros((1, journey.edge.query.shape[2], L))
         order = np.tri(L, dtype=bool)[None]
-        said["edge"] = journey.edge.step(state, journey.edge.query, journey.edge.key, order)[0][0, :, k, j]
+        edge = journey.edge
+        said["edge"] = edge.step(state, edge.query, edge.key, order, edge.weights)[0][0, :, k, j]
     return said
 
 

@@ -41,19 +41,22 @@ class Context:
 
 
 class Step(Protocol):
-    """One block of an edge's path sum; a frozen dataclass, so that it is static and hashable under jit."""
+    """One block of an edge's bias; a frozen dataclass, so that it is static and hashable under jit."""
 
-    def __call__(self, state, query, key, visible) -> tuple:
-        """(state [B,H,Lq], query [B,Lq,H,r], key block [B,Lk,G,s], visible [B,Lq,Lk]) -> bias [B,H,Lq,Lk], state."""
+    def __call__(self, state, query, key, visible, weights) -> tuple:
+        """(state [B,H,Lq], query [B,Lq,H,r], key block [B,Lk,G,s], visible [B,Lq,Lk], weights of the edge)
+        -> bias [B or 1,H,Lq,Lk], state."""
 
 
 @struct.dataclass
 class Edge:
-    """A path sum that is no low-rank lift. Key blocks run last to first, the state starts at zero."""
+    """A bias that is no low-rank lift: a sum over the path, or a function of the pair. Key blocks run last to first,
+    the state (of path sums) starts at zero."""
 
     query: Any  # [B, L, H, r]
     key: Any  # [B, L, G, s], cached beside the keys
     step: Step = struct.field(pytree_node=False)
+    weights: Any = None  # parameters that `step` reads, whole
 
 
 @struct.dataclass

@@ -26,7 +26,7 @@ class LogSigmoidStep:
 
     heads: int
 
-    def __call__(self, state, query, key, visible):
+    def __call__(self, state, query, key, visible, weights):
         alpha = jnp.asarray(alibi_slopes(self.heads), query.dtype)[:, None, None]
         B, Lq, H, r = query.shape
         grouped = query.reshape(B, Lq, key.shape[2], -1, r)

@@ -66,7 +66,8 @@ def xla(q, k, v, query, key, *, causal, scale, edge=None, edge_key=None):
     if edge is not None:
         state = jnp.zeros((q.shape[0], q.shape[2] * q.shape[3], q.shape[1]), s.dtype)
         everyone = jnp.ones((1, q.shape[1], k.shape[1]), bool) if seen is None else seen
-        s = s + edge.step(state, edge.query, edge_key, everyone)[0].reshape(s.shape)
+        bias = edge.step(state, edge.query, edge_key, everyone, edge.weights)[0]
+        s = s + bias.reshape(-1, *s.shape[1:])
     if seen is not None:
         s = jnp.where(seen[:, None, None], s, jnp.finfo(s.dtype).min)
     p = jnp.exp(s - lax.stop_gradient(s.max(-1, keepdims=True)))
@@ -130,8 +131,8 @@ def scan_keys(q, keys, query: Sites, edge: Edge | None, causal, scale, dtype):
         seen = jnp.broadcast_to(seen, (1, Lq, seen.shape[-1])) if order is None else seen & order
         s = logits(q, part["k"], scale)
         if edge is not None:
-            bias, state = edge.step(state, edge.query, part["edge"], seen)
-            s = s + bias.reshape(s.shape)
+            bias, state = edge.step(state, edge.query, part["edge"], seen, edge.weights)
+            s = s + bias.reshape(-1, *s.shape[1:])
         seen = seen[:, None, None]
         s = jnp.where(seen, s, low)
         new = jnp.maximum(top, s.max(-1))
