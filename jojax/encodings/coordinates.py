@@ -9,9 +9,9 @@
 `cls_pos`: where the class token stands. none: at no place, it is never turned (RoPE-Mixed, LieRE); center: in the
 middle of the image (ComRoPE's code). Since frames act on differences, the middle is made the origin.
 
-`perturb_sigma` σ adds N(0, (σ · perturb_scale)²) patches to each coordinate in training, cut to the patch: 'clamp' moves what
-is outside to its border (ComRoPE's code, scale ½), 'truncnorm' draws from inside (its equation 11, scale 1). One draw
-for a whole batch, as in the code, or one an image (`perturb_per_sample`).
+`perturb_sigma` σ adds N(0, (σ · perturb_scale)²) patches to each coordinate in training, cut to the patch: 'clamp'
+moves what is outside to its border (ComRoPE's code, scale ½), 'truncnorm' draws from inside (its equation 11, scale 1).
+One draw for a whole batch, as in the code, or one an image (`perturb_per_sample`).
 """
 
 from typing import ClassVar
