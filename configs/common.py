@@ -72,6 +72,7 @@ def _model(kind, **more) -> ConfigDict:
             mlp="gelu",  # gelu | swiglu
             norm="layernorm",  # layernorm | rmsnorm
             qk_norm="none",  # none | before | after transport
+            kv_shift=False,  # keys and values mixed with those of the site before
             bias=True,
             eps=1e-5,
             dropout=0.0,

@@ -1,4 +1,5 @@
-"""Presets: the papers' row names -> `config.encoding`. A rotary preset also answers to NAME_qk, NAME_qkv and NAME_v.
+"""Presets: the papers' row names -> `config.encoding`. A rotary preset also answers to NAME_qk, NAME_qkv and NAME_v;
+ROTARY+BIAS, such as jo_projected+fox, takes the frames of one and the bias of the other.
 
 Aliases (the same mapping, tested): jo_fixed = rope_qkv, jo_fixed_qk = rope, rope_axial_learned_qkv is JoFormer's
 "axial learned" vision row. `rope_matched` is rope with an MLP widened to jo_projected's parameter count
@@ -29,7 +30,10 @@ PRESETS = {
     "grape_m_basis": {"name": "grape_m", "transport": "qk", "kind": "basis"},
     "grape_m_mix": {"name": "grape_m", "transport": "qk", "kind": "mix"},
     "grape_m_ctx": {"name": "grape_m", "transport": "qk", "kind": "ctx"},
+    "grape_ap": {"name": "grape_ap", "rotate": "key"},
+    "grape_ap_official": {"name": "grape_ap", "rotate": "key", "query_norm": False},
     "grape_ap_strict": {"name": "grape_ap"},
+    "grape_ap_quad": {"name": "grape_ap", "link": "quad"},
     "rope": _ROPE,
     "rope_matched": _ROPE,
     "rope_integer": {**_ROPE, "freq": "integer", "pairing": "interleaved"},
@@ -73,8 +77,15 @@ PRESETS = {
 }
 
 
+PRESETS["grape_joint"] = {"name": "joint", "rotation": PRESETS["grape_m_freq"], "bias": PRESETS["grape_a_qk"]}
+
+
 def preset(name: str) -> dict:
-    """The encoding of a preset name, with its transport suffix; ValueError lists what there is."""
+    """The encoding of a preset name, with its transport suffix, or of two joined by a plus; ValueError lists what there
+    is."""
+    rotation, plus, bias = name.partition("+")
+    if plus:
+        return {"name": "joint", "rotation": preset(rotation), "bias": preset(bias)}
     stem, _, suffix = name.rpartition("_")
     if name in PRESETS:
         return dict(PRESETS[name])

@@ -36,6 +36,10 @@ def plane_rotation(angles, pairing="half"):
 def attention(h, p, A, V, bias, causal):
     """c_k = Σ_j softmax_j(q_kᵀ A_k⁻¹ A_j k_j /√d + b_kj) P_{j→k} v_j, causal over j ≤ k, then the output projection."""
     q, k, v = (np.einsum("lc,chd->lhd", h, p[n]["kernel"]) + p[n]["bias"] for n in ("query", "key", "value"))
+    for name, y in (("shift_key", k), ("shift_value", v)):
+        if name in p:  # the site before, by a gate
+            a = 1 / (1 + np.exp(-h @ p[name]["kernel"]))[..., None]
+            y[:] = a * np.concatenate([np.zeros_like(y[:1]), y[:-1]]) + (1 - a) * y
     L, H, D = q.shape
     group = H // k.shape[1]
     out, bias = np.zeros((L, H, D)), np.broadcast_to(bias, (H, L, L))

@@ -11,6 +11,7 @@ from jojax.models import attention
 from jojax.models.attention import Sites
 
 B, LQ, LK, G, R, D, E = 2, 7, 11, 3, 2, 4, 5
+ALPHA = 2.0 ** -np.arange(6)
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ def weighted(function, block, causal, edge, query, key):
     """A scalar of the output, so that gradients can be compared too."""
 
     def run(q, k, v, eq, ek):
-        e = Edge(eq, ek, LogSigmoidStep(G * R)) if edge else None
+        e = Edge(eq, ek, LogSigmoidStep(), jnp.asarray(ALPHA)) if edge else None
         more = {} if function is attention.xla else {"block": block}
         out = function(q, k, v, query, key, causal=causal, scale=0.5, edge=e, edge_key=ek, **more)
         return (out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)).sum(), out

@@ -6,6 +6,7 @@ import pytest
 import scipy.linalg
 
 import reference
+import reference_rotary
 from test_formulas import DEPTH, EYE, D, G, H, L, T, compare, encode_alibi, logits, model_and_params, nope
 
 
@@ -48,23 +49,31 @@ def tau_bias(p):
     return -np.log(np.expm1(1 / np.geomspace(4, 256, G)))
 
 
-def encode_grape_ap(params, own_step=True, gated_by_query=True):
-    """The step of site m, seen from t, is in the path from j where j < m ≤ t."""
+LINKS = {
+    "logsigmoid": lambda z: -np.log1p(np.exp(-z)),
+    "quad": lambda z: -np.log(2) + z / 2 - z**2 / 8,
+    "linear": lambda z: -np.log(2) + z / 2,
+}
 
-    def path(h, kernel):
+
+def encode_grape_ap(params, link="logsigmoid", rotate="both", query_norm=True, own_step=True, gated_by_query=True):
+    """The step of site m, seen from t, is in the path from j where j < m ≤ t."""
+    turn = np.array([reference.plane_rotation(np.full(4, float(t))) for t in range(L)])
+
+    def path(h, kernel, norm=True, turned=True):
         out = np.einsum("lc,chr->lhr", h, kernel)
-        out = out / np.sqrt((out**2).mean(-1, keepdims=True) + 1e-6)
-        turn = np.array([reference.plane_rotation(np.full(4, float(t))) for t in range(L)])
-        return np.einsum("lrs,lhs->lhr", turn, out)
+        out = out / np.sqrt((out**2).mean(-1, keepdims=True) + 1e-6) if norm else out
+        return np.einsum("lrs,lhs->lhr", turn, out) if turned else out
 
     def encode(layer, p, h, x, before):
-        key, query = path(h, p["path"]["kernel"]), path(h, p["path_query"]["kernel"])
+        key = path(h, p["path"]["kernel"])
+        query = path(h, p["path_query"]["kernel"], query_norm, rotate == "both")
         bias = np.zeros((H, L, L))
         for head, t in np.ndindex(H, L):
             for j in range(t):
                 seen = query[t, head] if gated_by_query else np.ones(8)
                 z = [seen @ key[m, head // 2] / 8 for m in range(j + 1, t + own_step)]
-                bias[head, t, j] = reference.slopes(H)[head] * sum(-np.log1p(np.exp(-v)) for v in z)
+                bias[head, t, j] = reference.slopes(H)[head] * sum(map(LINKS[link], z))
         return EYE, None, bias
 
     return encode
@@ -87,10 +96,42 @@ def test_fox(fox_gate, bias):
     compare(logits(model, params), params, encode_fox(params, bias), nope, *wrong)
 
 
-def test_grape_ap():
-    model, params = model_and_params({"name": "grape_ap"})
-    wrong = encode_grape_ap(params, own_step=False), encode_grape_ap(params, gated_by_query=False)
-    compare(logits(model, params), params, encode_grape_ap(params), nope, *wrong)
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ({}, {"own_step": False}),
+        ({}, {"gated_by_query": False}),
+        ({"rotate": "key"}, {}),
+        ({"rotate": "key", "query_norm": False}, {"rotate": "key"}),
+        ({"link": "quad"}, {"link": "linear"}),
+        ({"link": "linear"}, {"link": "quad"}),
+    ],
+    ids=str,
+)
+def test_grape_ap(options, wrong):
+    model, params = model_and_params({"name": "grape_ap", **options})
+    others = [nope] + ([encode_grape_ap(params, **wrong)] if options != wrong else [])
+    compare(logits(model, params), params, encode_grape_ap(params, **options), *others)
+
+
+def test_grape_joint():
+    """Frames of one and bias of the other; gates that read turned queries are the mistake."""
+    rotation, bias = {"name": "rope", "transport": "qkv"}, {"name": "grape_a", "gate": "qk"}
+    model, params = model_and_params({"name": "joint", "rotation": rotation, "bias": bias})
+
+    def encode(layer, p, h, x, before, turned=True):
+        a, v, _ = reference_rotary.encode(rotation, params, T[:, None], G, D)(layer, p, h, x, before)
+        of_bias = encode_gated(params, "qk")(layer, p["of_bias"], h, x, before)[2]
+        return (a if turned else EYE), v, of_bias
+
+    compare(
+        logits(model, params), params, encode, nope, lambda *a: encode(*a, turned=False), encode_gated_alone(params)
+    )
+
+
+def encode_gated_alone(params):
+    gated = encode_gated(params, "qk")
+    return lambda layer, p, h, x, before: gated(layer, p["of_bias"], h, x, before)
 
 
 # Multiplicative GRAPE: dense frames through matrix exponentials

@@ -5,6 +5,9 @@ import functools
 import importlib
 from collections.abc import Mapping
 
+from flax.core import FrozenDict
+from ml_collections import ConfigDict
+
 from jojax.encodings.base import Dims, Encoding
 from jojax.errors import UserError
 
@@ -49,10 +52,10 @@ def options(cls) -> list[str]:
 
 def build(config: Mapping, dims: Dims, dtype="float32") -> functools.partial:
     """A factory: call it with `name='encoding'` inside a Linen module. Unknown options list the valid ones."""
-    given = dict(config)
+    given = {k: FrozenDict(v) if isinstance(v, Mapping | ConfigDict) else v for k, v in dict(config).items()}
     given.pop("preset", None)  # a label for tables
     name = given.pop("name", None)
-    if not name:
+    if not isinstance(name, str) or not name:
         raise UserError("config.encoding has no name: give a module of jojax.encodings or a dotted path")
     cls = load(name)
     unknown = sorted(set(given) - set(options(cls)))

@@ -5,34 +5,17 @@ Shapes: q [B, Lq, G, R, D] (R query heads share key head G), k [B, Lk, G, D], v 
 Logits and softmax in float32 or wider. Who sees whom goes by arrival index and document, never by position.
 """
 
-import jax
 import jax.numpy as jnp
-from flax import struct
 from jax import lax
 
-from jojax.encodings.base import Edge, wide
 from jojax.errors import UserError
+from jojax.models.chunked import chunked
+from jojax.models.scores import EMPTY, Sites, logits, visible, weighted
 
 IMPLEMENTATIONS = ("auto", "xla", "chunked")
 CHUNKED_FROM = 1024  # keys; `auto` takes the O(L) path from here on
-EMPTY = -2  # segment of a cache slot not yet written; padding is −1
 
-
-@struct.dataclass
-class Sites:
-    index: jax.Array  # [L] arrival
-    segment: jax.Array | None  # [B, L] document; None = all one
-
-
-def visible(query: Sites, key: Sites, causal: bool):
-    """[B or 1, Lq, Lk] bool, or None where everything is seen."""
-    seen = None
-    if query.segment is not None and key.segment is not None:
-        seen = query.segment[:, :, None] == key.segment[:, None, :]
-    if causal:
-        order = key.index[None, None, :] <= query.index[None, :, None]
-        seen = order if seen is None else seen & order
-    return seen
+__all__ = ["EMPTY", "Sites", "attend", "chunked", "with_lift", "xla"]
 
 
 def attend(q, k, v, query: Sites, key: Sites, *, causal, scale, edge=None, edge_key=None, implementation="auto"):
@@ -43,21 +26,6 @@ def attend(q, k, v, query: Sites, key: Sites, *, causal, scale, edge=None, edge_
         implementation = "chunked" if k.shape[1] >= CHUNKED_FROM else "xla"
     function = xla if implementation == "xla" else chunked
     return function(q, k, v, query, key, causal=causal, scale=scale, edge=edge, edge_key=edge_key)
-
-
-def logits(q, k, scale):
-    """[B, G, R, Lq, Lk], float32 or wider. Heads lead, so that each product is one of plain matrices."""
-    B, Lq, G, R, D = q.shape
-    rows, columns = jnp.moveaxis(q, 1, 3).reshape(B, G, R * Lq, D), jnp.moveaxis(k, 1, 2)
-    s = jnp.einsum("bgqd,bgkd->bgqk", rows, columns, preferred_element_type=wide(q.dtype))
-    return s.reshape(B, G, R, Lq, -1) * scale
-
-
-def weighted(p, v):
-    """Σ_k p v, [B, G, R, Lq, E] in p's dtype; p [B, G, R, Lq, Lk] is rounded to v's."""
-    rows = p.reshape(*p.shape[:2], -1, p.shape[-1]).astype(v.dtype)
-    out = jnp.einsum("bgqk,bgke->bgqe", rows, jnp.moveaxis(v, 1, 2), preferred_element_type=p.dtype)
-    return out.reshape(*p.shape[:-1], -1)
 
 
 def xla(q, k, v, query, key, *, causal, scale, edge=None, edge_key=None):
@@ -76,75 +44,6 @@ def xla(q, k, v, query, key, *, causal, scale, edge=None, edge_key=None):
     total = p.sum(-1)[..., None]
     out = weighted(p, v) / jnp.where(total == 0, 1, total)  # not the weights: saves a pass over [Lq, Lk]
     return jnp.moveaxis(out, 3, 1).astype(v.dtype)
-
-
-def chunked(q, k, v, query, key, *, causal, scale, edge=None, edge_key=None, block=512):
-    """Query blocks one after the other; in each, key blocks from last to first with a running softmax. Memory is
-    O(L) backwards too: each query block is recomputed, and its key scan keeps one carry of a block's size a step."""
-    Lq, Lk = q.shape[1], k.shape[1]
-    size_q, size_k = min(block, Lq), min(block, Lk)
-    segment = query.segment, key.segment
-    queries = dict(q=q, edge=None if edge is None else edge.query, index=query.index, segment=segment[0])
-    keys = dict(k=k, v=v, edge=edge_key, index=key.index, segment=segment[1], real=jnp.ones(Lk, bool))
-    keys = split(keys, size_k)
-
-    @jax.checkpoint
-    def one_query_block(part):
-        sites = Sites(part["index"], part["segment"])
-        own = None if edge is None else edge.replace(query=part["edge"])
-        return scan_keys(part["q"], keys, sites, own, causal, scale, v.dtype)
-
-    out = lax.map(one_query_block, split(queries, size_q))  # [n, B, size_q, G, R, E]
-    return jnp.moveaxis(out, 0, 1).reshape(q.shape[0], -1, *out.shape[3:])[:, :Lq]
-
-
-def split(tree, size):
-    """Cut the site axis into blocks (a leading axis), padded with zeros: [B, L, ...] -> [n, B, size, ...]."""
-
-    def cut(name, t):
-        if t is None:
-            return None
-        axis = 0 if name in ("index", "real") else 1
-        blocks = -(-t.shape[axis] // size)
-        pad = [(0, 0)] * t.ndim
-        pad[axis] = (0, blocks * size - t.shape[axis])
-        fill = EMPTY if name == "segment" else 0
-        t = jnp.pad(t, pad, constant_values=fill)
-        t = t.reshape(*t.shape[:axis], blocks, size, *t.shape[axis + 1 :])
-        return jnp.moveaxis(t, axis, 0)
-
-    return {name: cut(name, t) for name, t in tree.items()}
-
-
-def scan_keys(q, keys, query: Sites, edge: Edge | None, causal, scale, dtype):
-    """Online softmax over key blocks, last to first; -> [B, size_q, G, R, E]."""
-    B, Lq, G, R, _ = q.shape
-    width = keys["v"].shape[-1]
-    low = jnp.finfo(wide(q.dtype)).min
-    zero = jnp.zeros((B, G, R, Lq), wide(q.dtype))
-
-    @jax.checkpoint
-    def body(carry, part):
-        top, total, acc, state = carry
-        seen = part["real"][None, None, :]
-        order = visible(query, Sites(part["index"], part["segment"]), causal)
-        seen = jnp.broadcast_to(seen, (1, Lq, seen.shape[-1])) if order is None else seen & order
-        s = logits(q, part["k"], scale)
-        if edge is not None:
-            bias, state = edge.step(state, edge.query, part["edge"], seen, edge.weights)
-            s = s + bias.reshape(-1, *s.shape[1:])
-        seen = seen[:, None, None]
-        s = jnp.where(seen, s, low)
-        new = jnp.maximum(top, s.max(-1))
-        p = jnp.where(seen, jnp.exp(s - new[..., None]), 0)
-        fade = jnp.exp(top - new)
-        acc = acc * fade[..., None] + weighted(p, part["v"])
-        return (new, total * fade + p.sum(-1), acc, state), None
-
-    start = (zero + low, zero, jnp.zeros((B, G, R, Lq, width), zero.dtype), zero.reshape(B, G * R, Lq))
-    (_, total, acc, _), _ = lax.scan(body, start, keys, reverse=True)
-    out = acc / jnp.where(total == 0, 1, total)[..., None]
-    return jnp.moveaxis(out, 3, 1).astype(dtype)
 
 
 def with_lift(q, k, lift, head_dim):

@@ -27,6 +27,7 @@ class Spec:
     mlp: str = "gelu"  # gelu | swiglu
     norm: str = "layernorm"  # layernorm | rmsnorm
     qk_norm: str = "none"  # none | before | after transport
+    kv_shift: bool = False  # keys and values mixed with those of the site before, by a gate (GRAPE section 6.1)
     bias: bool = True
     eps: float = 1e-5
     dropout: float = 0.0
@@ -42,6 +43,8 @@ class Spec:
         ):
             if getattr(self, key) not in valid:
                 raise UserError(f"model.{key} = {getattr(self, key)!r}: choose from {', '.join(valid)}")
+        if self.kv_shift and not self.dims.causal:
+            raise UserError("model.kv_shift mixes a site with the one before it: it is for causal models")
 
     def make_norm(self, name):
         if self.norm == "rmsnorm":
@@ -80,6 +83,12 @@ class Block(nn.Module):
         q = spec.dense((dims.heads, dims.head_dim), "query")(h)
         k = spec.dense((dims.kv_heads, dims.head_dim), "key")(h)
         v = spec.dense((dims.kv_heads, dims.head_dim), "value")(h)
+        unshifted = (k[:, -1:], v[:, -1:]) if spec.kv_shift else None
+        if spec.kv_shift:
+            before = (None, None) if past is None else past["shift"]
+            k, v = (
+                self.shift(h, t, b, ctx.restart, n) for t, b, n in zip((k, v), before, ("key", "value"), strict=True)
+            )
         if spec.qk_norm == "before":
             q, k = self.qk_norm(q, k)
         ctx = ctx.replace(residual=x, x=h, q=q, k=k, prefix=None if past is None else past["encoding"])
@@ -90,7 +99,7 @@ class Block(nn.Module):
         new = None
         if self.capacity:
             keys = self.store(keys, past, at)
-            new = {"cache": keys, "encoding": journey.prefix}
+            new = {"cache": keys, "encoding": journey.prefix, "shift": unshifted}
         o = attention.attend(
             q,
             keys["key"],
@@ -125,6 +134,16 @@ class Block(nn.Module):
         if value_frame is None:
             return q, k, v, lambda o: o
         return q, k, value_frame.apply(v), value_frame.invert if journey.restore else lambda o: o
+
+    def shift(self, h, t, before, restart, name):
+        """a_t y_{t−1} + (1 − a_t) y_t, a = σ(h W) a key head; nothing comes before a document's first site.
+
+        t [B, L, G, D]; before [B, 1, G, D], the last site of the chunk before, or None."""
+        gate = nn.Dense(t.shape[2], use_bias=False, dtype=self.spec.dtype, name=f"shift_{name}")
+        gate = nn.sigmoid(gate(h))[..., None]
+        before = jnp.zeros_like(t[:, :1]) if before is None else before
+        before = jnp.where(restart[..., None, None], 0, jnp.concatenate([before, t[:, :-1]], 1))
+        return gate * before + (1 - gate) * t
 
     def qk_norm(self, q, k):
         """RMS norm over the head width, one gain for all heads."""

@@ -58,7 +58,7 @@ def build(config) -> LM | ViT:
         dtype=config.dtype,
         attention=config.attention,
         mlp_ratio=ratio,
-        **{k: m[k] for k in ("mlp", "norm", "qk_norm", "bias", "eps", "dropout", "init_std")},
+        **{k: m[k] for k in ("mlp", "norm", "qk_norm", "kv_shift", "bias", "eps", "dropout", "init_std")},
     )
     encoding = encodings.build(config.encoding, dims, config.dtype)
     if m.kind == "lm":
