@@ -5,10 +5,10 @@ Each row stands beside a case that must break it; `rows()` runs them, in float64
 
 import jax
 
-from jojax.algebra.theorems import joformer, lattice, statement
+from jojax.algebra.theorems import comrope, grape, grape_additive, joformer, lattice, statement
 from jojax.algebra.theorems.statement import Row
 
-PAPERS = (joformer, lattice)
+PAPERS = (joformer, lattice, comrope, grape, grape_additive)
 
 
 def rows() -> list[Row]:

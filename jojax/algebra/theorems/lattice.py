@@ -192,6 +192,19 @@ def toral_commutant(rng):
     return widths(lambda d: nullity(torus(rng, d)), int), widths(lambda d: nullity(torus(rng, d, tied=True)), int)
 
 
+@theorem("T1 symmetries", "planes permuted too: dimension 2; mirrored in each plane too: d/2", "the torus alone: d")
+def more_symmetry(rng):
+    def permuted(d):
+        planes = np.eye(d // 2)[[np.roll(range(d // 2), 1), np.arange(d // 2)[::-1]]]
+        return nullity(np.concatenate([torus(rng, d), np.kron(np.eye(2), planes)]))
+
+    def mirrored(d):
+        return nullity(np.concatenate([torus(rng, d), np.diag([1.0] * (d // 2) + [-1.0] * (d // 2))[None]]))
+
+    found = widths(permuted, lambda d: 2), widths(mirrored, lambda d: d // 2)
+    return max(found), widths(lambda d: nullity(torus(rng, d)), lambda d: 2)
+
+
 def planar_journeys(theta):
     """P_{j→k} [L, L, D, D] of angles [L, D/2]."""
     return run(_planar_journeys, theta)
