@@ -4,6 +4,8 @@ appendices C, E, G; 2108.12409; 2503.02130).
 A query [q; 1; 0] and a key [k; 0; 1] of width D + 2 meet through products of 1 − ψE, E = e_{D+2} e_{D+1}ᵀ: the score
 is qᵀk + b. jojax multiplies and inverts the matrices; b is summed by hand."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +19,7 @@ L, D = 6, 3
 E = np.zeros((D + 2, D + 2))
 E[D + 1, D] = 1
 BACK = np.subtract.outer(np.arange(L), np.arange(L))  # t − j
-SEEN = BACK >= 0
+SEEN: Any = BACK >= 0
 
 
 def lifted(rng):

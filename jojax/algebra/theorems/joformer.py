@@ -1,6 +1,8 @@
 """JoFormer on one axis: elements, journeys, the value path, and the hierarchy that it makes (arXiv 2505.15507,
 2506.08652, 2607.26775). Sizes: L sites, vectors of width D."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,11 +16,12 @@ from jojax.algebra.theorems.statement import causal, gap, orthogonal, rotation, 
 
 PAPER = "JoFormer: elements, journeys, the value path"
 L, D = 6, 4
-SEEN = np.tri(L, dtype=bool)
+SEEN: Any = np.tri(L, dtype=bool)
+pair: Any = Element  # of NumPy arrays
 
 
 def element(rng, *lead):
-    return Element(rng.normal(size=(*lead, D)), orthogonal(rng, *lead, D, D))
+    return pair(rng.normal(size=(*lead, D)), orthogonal(rng, *lead, D, D))
 
 
 def far(x, y):
@@ -59,26 +62,26 @@ def steps_and_vectors(rng):
 @theorem("A1 associativity", "(x∘y)∘z = x∘(y∘z), and a tree of products is the left fold", "(v + Rw, SR)")
 def associativity(rng):
     v, r = x = element(rng, 3)
-    left = Element(v[0] + r[0] @ v[1] + r[0] @ r[1] @ v[2], r[0] @ r[1] @ r[2])
-    one, two, three = (Element(*t) for t in zip(*x, strict=True))
+    left = pair(v[0] + r[0] @ v[1] + r[0] @ r[1] @ v[2], r[0] @ r[1] @ r[2])
+    one, two, three = (pair(*t) for t in zip(*x, strict=True))
     tree = run(lambda x: jax.tree.map(lambda t: t[-1], lax.associative_scan(elements.compose, x)), x)
-    pair = run(lambda a, b, c: elements.compose(elements.compose(a, b), c), one, two, three)
+    left_first = run(lambda a, b, c: elements.compose(elements.compose(a, b), c), one, two, three)
 
     def swapped(x, y):
-        return Element(x.content + x.operator @ y.content, y.operator @ x.operator)
+        return pair(x.content + x.operator @ y.content, y.operator @ x.operator)
 
     broken = far(swapped(swapped(one, two), three), swapped(one, swapped(two, three)))
     right = run(lambda a, b, c: elements.compose(a, elements.compose(b, c)), one, two, three)
-    return max(far(tree, left), far(pair, left), far(right, left)), broken
+    return max(far(tree, left), far(left_first, left), far(right, left)), broken
 
 
 @theorem("A2 inverse", "(−R⁻¹v, R⁻¹) is a two-sided inverse, (0, I) the identity", "(−v, R⁻¹)")
 def inverse(rng):
-    x, one = element(rng), Element(np.zeros(D), np.eye(D))
+    x, one = element(rng), pair(np.zeros(D), np.eye(D))
     found = run(elements.inverse, x)
     both = run(elements.compose, x, found), run(elements.compose, found, x)
     neutral = run(lambda x: elements.compose(elements.identity(D, x.content.dtype), x), x)
-    wrong = run(elements.compose, x, Element(-x.content, x.operator.T))
+    wrong = run(elements.compose, x, pair(-x.content, x.operator.T))
     return max(far(both[0], one), far(both[1], one), far(neutral, x)), far(wrong, one)
 
 
@@ -86,8 +89,8 @@ def inverse(rng):
 def commuting(rng):
     r, s = (rotation(a) for a in rng.normal(size=(2, D // 2)))
     p, v, w = rng.normal(size=(3, D))
-    x, y = Element(p - r @ p, r), Element(p - s @ p, s)
-    a, b = Element(v, r), Element(w, r)
+    x, y = pair(p - r @ p, r), pair(p - s @ p, s)
+    a, b = pair(v, r), pair(w, r)
     return tuple(far(run(elements.compose, *t), run(elements.compose, *t[::-1])) for t in ((x, y), (a, b)))
 
 
@@ -242,6 +245,19 @@ def recurrence(rng):
         run(jo.values, 1.0 * SEEN, run(frames, step), v, group=ORTHOGONAL) for step in (np.roll(back, -1, 0), back)
     )
     return max(gap(ahead, h), gap(run(jo.linear_recurrence, a, v), h)), gap(here, h)
+
+
+@theorem("S2 gates", "diagonal A: the same h by one scan of pairs (a, b), a chunk from the last h", "a chunk from zero")
+def gates(rng):
+    a, v = rng.uniform(size=(1, L, D)), rng.normal(size=(1, L, D))
+    h = [v[0, 0]]
+    for t in range(1, L):
+        h.append(a[0, t] * h[-1] + v[0, t])
+    dense = run(jo.linear_recurrence, a[..., None] * np.eye(D), v)[0]
+    first, last = run(jo.gated_recurrence, a[:, :4], v[:, :4])
+    going_on, anew = (run(jo.gated_recurrence, a[:, 4:], v[:, 4:], None, state)[0] for state in (last, 0 * last))
+    whole, broken = (np.concatenate([first, rest], 1)[0] for rest in (going_on, anew))
+    return max(gap(dense, h), gap(whole, h)), gap(broken, h)
 
 
 @theorem("S2 JoFormer", "(softmax, A_k⁻¹A_j), scores and values on one journey", "values that stay, as in RoPE")

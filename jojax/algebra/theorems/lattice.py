@@ -3,6 +3,7 @@
 Lattices of SHAPE sites, matrices of width 3 or planes of SO(2)."""
 
 import itertools
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -125,9 +126,9 @@ def stokes(rng):
     steps = rng.normal(size=(2, *SHAPE, N))
     last = tuple(n - 1 for n in SHAPE)
     down, across = ((*(0,) * last[0], *(1,) * last[1]), (*(1,) * last[1], *(0,) * last[0]))
-    between = np.subtract(*(grid.along(steps, path, (0, 0), ANGLES) for path in (down, across)))
+    one, two = (grid.along(steps, path, (0, 0), ANGLES) for path in (down, across))
     curls = run(grid.holonomy, steps, group=ANGLES)
-    return gap(between, curls.sum((0, 1))), gap(between, curls[1:].sum((0, 1)))
+    return gap(one - two, curls.sum((0, 1))), gap(one - two, curls[1:].sum((0, 1)))
 
 
 @theorem(
@@ -158,8 +159,8 @@ def displacement(rng):
 def liere(rng):
     def off(generators):
         a = run(operators.exp_skew, np.tensordot(TABLE, generators, 1)).reshape(*SHAPE, 3, 3)
-        steps = grid.constant(np.array([expm(s) for s in generators]), SHAPE)
-        return max(shifted(a), gap(a, run(rows_first, steps)))
+        steps: Any = np.array([expm(s) for s in generators])
+        return max(shifted(a), gap(a, run(rows_first, grid.constant(steps, SHAPE))))
 
     s = skew(rng, 3, 3)
     return off(np.array([0.3 * s, -0.8 * s])), off(skew(rng, 2, 3, 3))

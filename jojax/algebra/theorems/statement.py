@@ -53,7 +53,8 @@ def rows(module: ModuleType) -> list[Row]:
 
 @functools.cache
 def compiled(f: Callable, **static: Any) -> Callable:
-    return jax.jit(functools.partial(f, **static))
+    quick = {"xla_backend_optimization_level": 0}  # compiling is what takes the time here
+    return jax.jit(functools.partial(f, **static), compiler_options=quick)
 
 
 def run(f: Callable, *args: Any, **static: Any) -> Any:
@@ -69,11 +70,11 @@ def gap(a: Any, b: Any) -> float:
     return float(np.abs(np.asarray(a) - np.asarray(b)).max())
 
 
-def orthogonal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+def orthogonal(rng: np.random.Generator, *shape: int) -> Any:
     return np.linalg.qr(rng.normal(size=shape))[0]
 
 
-def skew(rng: np.random.Generator, *shape: int) -> np.ndarray:
+def skew(rng: np.random.Generator, *shape: int) -> Any:
     free = rng.normal(size=shape)
     return free - free.swapaxes(-1, -2)
 
