@@ -11,6 +11,7 @@ import pytest
 from jojax.algebra import grid
 from jojax.algebra.grid import Box
 from jojax.algebra.journey import ANGLES
+from scripts import draw_journey
 
 SHAPE, D = (2, 3, 4), 3
 
@@ -83,3 +84,10 @@ def test_boxes_compose_where_they_fit(rng):
     assert whole.extent == (5, 1)
     with pytest.raises(ValueError, match=r"boxes of \(2, 1\) and \(3, 1\) do not fit along axis 1"):
         grid.compose(Box(v, (2, 1)), Box(w, (3, 1)), 1, r)
+
+
+def test_the_picture_is_drawn_and_small(tmp_path):
+    draw_journey.main([str(tmp_path / "journey.png")])
+    assert 1e4 < (tmp_path / "journey.png").stat().st_size < 1e5
+    carried = [draw_journey.carried(np.ones((2, 3, 3, 1)), path)[-1] for path, *_ in draw_journey.PATHS.values()]
+    assert carried == [((2, 2), -4.0)] * 2

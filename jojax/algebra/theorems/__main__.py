@@ -14,7 +14,7 @@ def table(rows: list[Row]) -> str:
     wide = [max(len(getattr(row, part)) for row in rows) for part in ("name", "statement")]
     lines = []
     for paper, group in itertools.groupby(rows, lambda row: row.paper):
-        lines += ["", paper, f"  {'':{sum(wide) + 8}} residual  tolerance  fails by, with"]
+        lines += ["", paper, f"  {'':{sum(wide) + 8}} residual  tolerance    broken  by"]
         for row in group:
             lines.append(
                 f"  {'ok  ' if row.holds else 'FAIL'}  {row.name:{wide[0]}}  {row.statement:{wide[1]}} "

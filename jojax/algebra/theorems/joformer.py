@@ -169,7 +169,7 @@ def gauge(rng):
     return gap(one, two), gap(*(np.tri(L) @ run(operators.rotate, v, f) for f in (a, turned)))
 
 
-@theorem("V5 fixed", "summed constant steps are tω; then alone in- and exclusive sums give one output", "other steps")
+@theorem("V5 fixed", "constant steps sum to tω, and in- or exclusive sums make no difference", "other steps: they do")
 def fixed(rng):
     step, q, k, v = steps_and_vectors(rng)
     omega = rng.uniform(0.1, 1, D // 2)
