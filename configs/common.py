@@ -68,6 +68,7 @@ def _model(kind, **more) -> ConfigDict:
             heads=4,
             kv_heads=0,  # 0 = heads
             head_dim=0,  # 0 = width / heads
+            mixer="attention",  # attention | recurrence (lm only: a gated linear recurrence)
             mlp_ratio=4.0,
             mlp="gelu",  # gelu | swiglu
             norm="layernorm",  # layernorm | rmsnorm

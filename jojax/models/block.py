@@ -1,4 +1,4 @@
-"""The pre-norm transformer block: norm → attention through the encoding's journey → norm → MLP.
+"""The pre-norm transformer block: norm → attention through the encoding's journey, or a recurrence → norm → MLP.
 
 Names: B rows, L sites, C width, H query heads, G key heads, R = H/G, D head width, F MLP width.
 """
@@ -14,7 +14,7 @@ from jax import lax
 
 from jojax.encodings.base import Context, Dims
 from jojax.errors import UserError
-from jojax.models import attention
+from jojax.models import attention, recurrence
 from jojax.models.attention import Sites
 
 
@@ -23,6 +23,7 @@ class Spec:
     """What a block is made of; `dims` are the sizes that the encoding sees too."""
 
     dims: Dims
+    mixer: str = "attention"  # attention | recurrence
     mlp_ratio: float = 4.0
     mlp: str = "gelu"  # gelu | swiglu
     norm: str = "layernorm"  # layernorm | rmsnorm
@@ -37,6 +38,7 @@ class Spec:
 
     def __post_init__(self):
         for key, valid in (
+            ("mixer", ("attention", "recurrence")),
             ("mlp", ("gelu", "swiglu")),
             ("norm", ("layernorm", "rmsnorm")),
             ("qk_norm", ("none", "before", "after")),
@@ -45,15 +47,18 @@ class Spec:
                 raise UserError(f"model.{key} = {getattr(self, key)!r}: choose from {', '.join(valid)}")
         if self.kv_shift and not self.dims.causal:
             raise UserError("model.kv_shift mixes a site with the one before it: it is for causal models")
+        if self.mixer == "recurrence":
+            recurrence.check(self)
 
     def make_norm(self, name):
         if self.norm == "rmsnorm":
             return nn.RMSNorm(epsilon=self.eps, dtype=self.dtype, name=name)
         return nn.LayerNorm(epsilon=self.eps, dtype=self.dtype, use_bias=self.bias, name=name)
 
-    def dense(self, features, name, axis=-1):
+    def dense(self, features, name, axis=-1, **options):
+        options: dict[str, Any] = dict(use_bias=self.bias, dtype=self.dtype) | options
         init = nn.initializers.normal(self.init_std)
-        return nn.DenseGeneral(features, axis=axis, use_bias=self.bias, dtype=self.dtype, kernel_init=init, name=name)
+        return nn.DenseGeneral(features, axis=axis, kernel_init=init, name=name, **options)
 
 
 class Block(nn.Module):
@@ -69,13 +74,22 @@ class Block(nn.Module):
         x, carry = state
         past, drop_rate = scanned
         encoding = self.encoding(name="encoding")
-        attended, new_past = self.attend(encoding, x, carry, ctx, shared, sites, at, past)
-        x = x + self.drop(attended, drop_rate, ctx.train)
+        if self.spec.mixer == "recurrence":
+            mixed, new_past = self.recur(encoding, x, ctx, past)
+        else:
+            mixed, new_past = self.attend(encoding, x, carry, ctx, shared, sites, at, past)
+        x = x + self.drop(mixed, drop_rate, ctx.train)
         out, hidden = self.feed_forward(self.spec.make_norm("norm_mlp")(x), ctx.train)
         x = x + self.drop(out, drop_rate, ctx.train)
         if self.advances:
             carry = encoding.advance(shared, carry, hidden, ctx)
         return (x, carry), new_past
+
+    def recur(self, encoding, x, ctx, past):
+        recurrence.check_encoding(encoding)
+        h = self.spec.make_norm("norm_mixer")(x)
+        out, last = recurrence.Recurrence(self.spec, name="recurrence")(h, ctx.restart, past)
+        return nn.Dropout(self.spec.dropout, deterministic=not ctx.train)(out), last if self.capacity else None
 
     def attend(self, encoding, x, carry, ctx, shared, sites, at, past):
         spec, dims = self.spec, self.spec.dims

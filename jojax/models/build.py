@@ -57,6 +57,7 @@ def build(config) -> LM | ViT:
         dims=dims,
         dtype=config.dtype,
         attention=config.attention,
+        mixer=m.get("mixer", "attention"),
         mlp_ratio=ratio,
         **{k: m[k] for k in ("mlp", "norm", "qk_norm", "kv_shift", "bias", "eps", "dropout", "init_std")},
     )
