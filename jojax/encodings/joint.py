@@ -66,6 +66,7 @@ class Joint(Encoding):
             edge=a.edge if b.edge is None else b.edge,
             prefix=(a.prefix, b.prefix),
             restore=a.restore and b.restore,
+            temperature=a.temperature * b.temperature,
         )
 
     def advance(self, shared, carry, hidden, ctx):
