@@ -14,7 +14,10 @@ from jojax.errors import UserError
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = sorted(p for p in (ROOT / "configs").glob("*.py") if p.stem not in ("common", "encodings"))
 TEXT_ONLY = {
-    n for n, p in PRESETS.items() if p["name"] in ("joformer", "accumulated", "grape_a", "grape_ap", "xpos")
+    n
+    for n, p in PRESETS.items()
+    if p["name"] in ("accumulated", "grape_a", "grape_ap", "householder", "jo_blocks", "joformer", "xpos")
+    and p.get("form") != "axial"
 } | {
     "rope",
     "rope_integer",

@@ -38,7 +38,7 @@ def _fitting(dims, *but):
     return [name for name in sorted(PRESETS) if not name.startswith(but) and fits(name)]
 
 
-TEXT = [n for n in _fitting(lm_dims(), "rope_matched", "rope_axial") if n != "rope"]  # as jo_fixed
+TEXT = [n for n in _fitting(lm_dims(), "rope_matched", "rope_axial", "jo_projected_2d") if n != "rope"]  # as jo_fixed
 VISION = _fitting(vit_dims())
 
 
