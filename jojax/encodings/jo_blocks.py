@@ -2,10 +2,11 @@
 
     R_t = exp(S_t) R(ω),    A_t = R_1 R_2 … R_{t−1},    S_t in so(b) for every block, b (b − 1)/2 content angles δ_t
 
-The product runs over rotations seen from the start, A_t = Π_{u<t} exp(R(uω) S_u R(−uω)) · R(tω), so that the base
-stays in closed form: δ = 0 is jo_fixed (planes of neighbouring dimensions). Blocks of 2 commute and are jo_projected.
-In larger ones a journey depends on the order of what lies between, not on its sum alone: curved, and no longer angles.
-In a block of odd size the last dimension is not turned by the base, and of the frequencies the first ones are used.
+δ = 0 is jo_fixed (planes of neighbouring dimensions) and blocks of 2, which commute, are jo_projected, where positions
+count the sites: the base is a factor of each step too, for here no closed form t·ω can stand beside the product. In
+larger blocks a journey depends on the order of what lies between, not on its sum alone: curved, no longer angles. In a
+block of odd size the base does not turn the last dimension, and uses the first of the frequencies. `accumulate='none'`
+is the frame exp(S_t) R(tω) of a site alone.
 
 Sources, bounds and conventions of the angles are joformer's. The other `journey_sign` is none here: it would be
 A_j⁻¹ A_k, no product of a part of k and a part of j. Source: the review of the paper, which leaves this open.
@@ -28,10 +29,10 @@ from jojax.errors import UserError
 
 
 def turned(rows, angles):
-    """Every row of [..., b, b] through R(angles) [..., b // 2], planes of neighbours: M -> M Rᵀ."""
-    n = 2 * angles.shape[-1]
+    """M R(angles): M [..., b, b], angles [..., b // 2] of planes of neighbours. M Rᵀ would turn its rows."""
+    n, rows = 2 * angles.shape[-1], rows.astype(angles.dtype)
     return jnp.concatenate(
-        [operators.rotate(rows[..., :n], angles[..., None, :], "interleaved"), rows[..., n:]], axis=-1
+        [operators.rotate(rows[..., :n], -angles[..., None, :], "interleaved"), rows[..., n:]], axis=-1
     )
 
 
@@ -62,18 +63,17 @@ class JoBlocks(JoFormer):
     def journey(self, shared, carry, ctx):
         of_base, shared_z = shared
         b, m = self.block, self.dims.head_dim // self.block
-        linear = self.base_angles(of_base, ctx)[..., : m * (b // 2)]
-        linear = linear.reshape(*linear.shape[:3], m, b // 2)
-        base = jnp.zeros_like(linear) if self.angle_base == "zero" else linear
-        s = self.generators(self.steps(shared_z if carry is None else carry, ctx).astype(linear.dtype))
-        if self.accumulate == "prefix":
-            s = turned(turned(s, base).swapaxes(-1, -2), base).swapaxes(-1, -2)  # R s Rᵀ
-        one = jnp.eye(b, dtype=s.dtype)
-        path, last = self.along(operators.exp_skew(s), ctx, elements.product, one)
-        frame = BlockFrame(turned(orthonormal(path), -base))
+        omega = self.base_angles(of_base, ctx.replace(position=jnp.ones_like(ctx.position[:1, :1])))
+        omega = omega[..., : m * (b // 2)].reshape(*omega.shape[:3], m, b // 2)
+        linear = ctx.position[..., None, None] * omega
+        step = operators.exp_skew(self.generators(self.steps(shared_z if carry is None else carry, ctx)))
+        if self.angle_base == "rope":
+            step = turned(step, linear if self.accumulate == "none" else omega)
+        path, last = self.along(step, ctx, elements.product, jnp.eye(b))
+        frame = BlockFrame(orthonormal(path))
         of_values = {
             "same": frame,
-            "fixed": BlockFrame(turned(jnp.broadcast_to(one, (*linear.shape[:-1], b, b)), -linear)),
+            "fixed": BlockFrame(turned(jnp.broadcast_to(jnp.eye(b), (*linear.shape[:-1], b, b)), linear)),
             "stop": jax.lax.stop_gradient(frame),
         }[self.v_angles]
         return self.travel(frame, of_values, prefix=None if last is None else orthonormal(last))
