@@ -14,6 +14,8 @@ _JO = {"name": "joformer", "transport": "qkv"}
 _AXIAL = {**_ROPE, "form": "axial", "pairing": "interleaved"}
 _MIXED = {**_ROPE, "form": "mixed", "pairing": "interleaved"}
 _LEARNED = {"learned": True, "freq_init": "normal"}
+_GRID = {"angle_source": "own_mlp", "form": "axial", "pairing": "interleaved", "base": 100.0}
+_NOISE = {"angle_noise": True, "angle_base": "zero", "angle_init": "normal"}
 
 PRESETS = {
     "none": {"name": "none"},
@@ -81,7 +83,16 @@ PRESETS = {
         "angle_init": "normal",
         "pairing": "interleaved",
     },
+    "jo_projected_2d": {**_JO, **_GRID, "accumulate": "none"},
+    "jo_projected_raster": {**_JO, **_GRID, "accumulate": "raster"},
     "jo_random": {"name": "accumulated", "transport": "qkv"},
+    "jo_det": {"name": "accumulated", "transport": "qkv", "steps": "token"},
+    "jo_lf": {**_JO, **_NOISE, "angle_source": "own_mlp", "angle_bound": "norm_abs"},
+    "jo_rpemb": {**_JO, **_NOISE, "angle_source": "token_table", "angle_bound": "norm_freq"},
+    "jo_pmlp": {**_JO, "angle_source": "token_mlp"},
+    "jo_cbd": {**_JO, "angle_source": "templates"},
+    "jo_blocks": {"name": "jo_blocks", "transport": "qkv"},
+    "householder": {"name": "householder", "transport": "qkv"},
 }
 
 

@@ -46,32 +46,42 @@ def frequencies(o, G, D):
     return out
 
 
-def bounded(z, o, p, initial):
+def bounded(z, o, p, initial, norm="angle_norm"):
     """δ [L, G or 1, D/2] of raw outputs z [L, K]."""
-    if o["angle_bound"] in ("norm", "norm_abs"):
-        z = reference.layer_norm(z, p["angle_norm"], eps=1e-6)
+    if o["angle_bound"] in ("norm", "norm_abs", "norm_freq"):
+        z = reference.layer_norm(z, p[norm], eps=1e-6)
     z = z.reshape(len(z), -1, initial.shape[-1])
-    size = np.sqrt((initial**2).sum(0))
-    return {"tanh": np.pi * np.tanh(z), "tanh_freq": size * np.tanh(z), "norm_abs": np.abs(z)}.get(o["angle_bound"], z)
+    size, bent = np.sqrt((initial**2).sum(0)), np.tanh(z)
+    of = {"tanh": np.pi * bent, "tanh_freq": size * bent, "norm_freq": size * (1 + bent), "norm_abs": np.abs(z)}
+    return of.get(o["angle_bound"], z)
 
 
 def raw(o, p, first, tokens, h, x, before):
     """z [L, K] of a block; `first` are the encoding's parameters outside the blocks."""
-    if o["angle_source"] == "token_table":
+    if o["angle_source"] in ("token_table", "token_mlp"):
         return (first if o["angle_share_layers"] else p)["angle_table"]["embedding"][tokens]
     if o["angle_source"] == "ffn_flow":
         if before is None:
             return first["angle_table"]["embedding"][tokens]
         g, own = before
         return reference.dense(g, own["advance"])
-    given = h if o["angle_ln"] else x
     if o["angle_source"] == "own_mlp":
-        given = reference.gelu(reference.dense(given, p["angle_in"]))
-    return reference.dense(given, p["angle_out"])
+        return own_mlp(o, p, h, x)
+    z = reference.dense(h if o["angle_ln"] else x, p["angle_out"])
+    if o["angle_source"] == "templates":
+        rows = [p["angle_table"]["embedding"][token].reshape(-1, z.shape[-1]) for token in tokens]
+        z = np.array([row[np.argmax(row @ at)] for row, at in zip(rows, z, strict=True)])
+    return z
 
 
-def encode(options, params, position, G, D, tokens=None, placed=None):
-    """`encode` of tests/reference.py. position [L, A]; placed [L] bool, False = no place, the identity frame."""
+def own_mlp(o, p, h, x):
+    given = reference.dense(h if o["angle_ln"] else x, p["angle_in"])
+    return reference.dense(reference.gelu(given), p["angle_out"])
+
+
+def encode(options, params, position, G, D, tokens=None, placed=None, noise=1):
+    """`encode` of tests/reference.py. position [L, A]; placed [L] bool, False = no place, the identity frame; noise
+    [L, G, D/2] multiplies content angles."""
     name = options["name"]
     o = (JOFORMER if name == "joformer" else ROPE | CONTENTLESS) | options
     first, L = params.get("encoding", {}), len(position)
@@ -87,8 +97,17 @@ def encode(options, params, position, G, D, tokens=None, placed=None):
         angles = np.zeros_like(linear) if o["angle_base"] == "zero" else linear
         if o["angle_source"] != "position":
             delta = bounded(raw(o, p, first, tokens, h, x, before), o, p, initial)
+            if o["angle_source"] == "token_mlp":
+                delta = delta + p["angle_gate"] * bounded(own_mlp(o, p, h, x), o, p, initial, "angle_norm_mlp")
+            delta = delta * noise
             if o["accumulate"] == "none":
                 angles = angles + delta
+            elif o["accumulate"] == "raster":  # all that is written before, left to right and line by line
+                late = o["step_convention"] == "query"
+                for t, u in np.ndindex(L, L):
+                    comes = list(position[u]) < list(position[t]) or (late and u == t)
+                    if comes and (placed is None or placed[u]):
+                        angles[t] = angles[t] + delta[u]
             else:  # text at positions 0, 1, 2, …
                 step = np.broadcast_to(delta + (omega[0] if o["angle_base"] == "rope" else 0), linear.shape)
                 last = 1 if o["step_convention"] == "query" else 0  # the first site that is not summed for t = 0

@@ -208,11 +208,11 @@ def accumulated(steps, transport="qkv", pairing="half"):
     return lambda layer, p, h, x, before: (A[layer], A[layer] if "v" in transport else None, 0)
 
 
-@pytest.mark.parametrize("unit", [False, True])
+@pytest.mark.parametrize("unit", [False, True], ids=["omega", "unit"])
 def test_accumulated_without_content(unit):
     """In evaluation without an rng all blocks draw from key 0."""
     encoding = dict(name="accumulated", transport="qkv", pairing="interleaved" if unit else "half") | (
-        dict(unit=True) if unit else dict(base=50.0)
+        dict(steps="unit") if unit else dict(base=50.0)
     )
     model, params = model_and_params(encoding)
     with jax.enable_x64(True):

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 import zoo
+from configs.encodings import PRESETS
 from jojax import encodings
 from jojax.encodings.base import Context, Encoding
 from jojax.encodings.build import options
 from jojax.errors import UserError
 
 README = Path(__file__).resolve().parent.parent / "README.md"
-FAMILIES = ("none", "absolute", "accumulated", "grape_a", "grape_ap", "joformer", "relative", "rope", "xpos")
+FAMILIES = sorted({preset["name"] for preset in PRESETS.values()})
 TEXT, VISION = zoo.lm_dims(), zoo.vit_dims()
 CONTENT = {"name": "joformer", "angle_source": "linear"}
 POSITION = {"name": "joformer", "angle_source": "position"}
@@ -90,6 +91,8 @@ REFUSED = [
             ("grape_ap", "GrapeAP", {}),
             ("accumulated", "Accumulated", {}),
             ("joformer", "JoFormer", {"angle_source": "linear"}),
+            ("jo_blocks", "JoBlocks", {"angle_source": "linear"}),
+            ("householder", "Householder", {}),
         )
     ),
     # what does not fit together
@@ -100,7 +103,36 @@ REFUSED = [
             f"encoding.angle_source = '{source}' reads tokens, which this model has not: "
             "choose position, own_mlp or linear",
         )
-        for source in ("token_table", "ffn_flow")
+        for source in ("token_table", "ffn_flow", "token_mlp", "templates")
+    ),
+    (
+        {"name": "householder", "source": "token_table"},
+        zoo.lm_dims(vocab=0),
+        "encoding.source = 'token_table' reads tokens, which this model has not: choose linear",
+    ),
+    (
+        {"name": "accumulated", "steps": "token"},
+        zoo.lm_dims(vocab=0),
+        "encoding.steps = 'token' reads tokens, which this model has not",
+    ),
+    (
+        CONTENT | {"accumulate": "raster"},
+        TEXT,
+        "encoding.accumulate = 'raster' reads a grid row by row: for text it is 'prefix'",
+    ),
+    (
+        {"name": "joformer", "angle_source": "templates", "angle_templates": 1},
+        TEXT,
+        "encoding.angle_templates = 1: needs 2 or more to choose from",
+    ),
+    ({"name": "jo_blocks", "block": 3}, TEXT, "encoding.block = 3 must divide model.head_dim = 4"),
+    *(
+        (
+            {"name": "householder", "block": block},
+            TEXT,
+            f"encoding.block = {block}: needs 0 (all) or blocks of 2 or more that divide 4",
+        )
+        for block in (-2, 1, 3)
     ),
     (
         CONTENT | {"transport": "none"},
@@ -118,7 +150,7 @@ REFUSED = [
             TEXT,
             f"encoding.angle_bound = '{bound}' with angle_init = 'zero' divides by nothing: set angle_init = 'normal'",
         )
-        for bound in ("norm", "norm_abs")
+        for bound in ("norm", "norm_abs", "norm_freq")
     ),
     # names
     ({"transport": "qk"}, TEXT, "config.encoding has no name: give a module of jojax.encodings or a dotted path"),
@@ -162,11 +194,20 @@ IDLE = [
     (POSITION, "accumulate", "none", "content angles (angle_source)"),
     (POSITION, "step_convention", "query", "accumulated content angles"),
     (CONTENT | {"accumulate": "none"}, "step_convention", "query", "accumulated content angles"),
-    ({"name": "joformer"}, "angle_ln", False, "angle_source = 'own_mlp' or 'linear'"),
-    (CONTENT, "angle_hidden_mult", 2.0, "angle_source = 'own_mlp'"),
+    ({"name": "joformer"}, "angle_ln", False, "angle_source = 'own_mlp' or 'linear' or 'token_mlp' or 'templates'"),
+    (CONTENT, "angle_hidden_mult", 2.0, "angle_source = 'own_mlp' or 'token_mlp'"),
+    (CONTENT, "angle_templates", 3, "angle_source = 'templates'"),
+    (CONTENT | {"accumulate": "none"}, "angle_noise", True, "content angles with accumulate = 'prefix'"),
+    (POSITION, "angle_noise", True, "content angles with accumulate = 'prefix'"),
     (CONTENT | {"transport": "qk"}, "v_angles", "fixed", "transport = 'qkv'"),
     (CONTENT | {"transport": "v"}, "v_angles", "stop", "transport = 'qkv'"),
-    ({"name": "accumulated", "unit": True}, "base", 100.0, "steps up to ω (unit = False)"),
+    ({"name": "accumulated", "steps": "unit"}, "base", 100.0, "steps up to ω (steps = 'omega' or 'token')"),
+    (
+        {"name": "accumulated", "steps": "token"},
+        "share_layers",
+        True,
+        "draws of a block's own (steps = 'omega' or 'unit')",
+    ),
     ({"name": "absolute", "kind": "learned"}, "base", 100.0, "waves (kind = 'sinusoidal' or 'sincos2d')"),
 ]
 

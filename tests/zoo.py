@@ -39,7 +39,7 @@ def _fitting(dims, *but):
 
 
 # presets that are shown by another one as well: rope by jo_fixed
-TEXT = [n for n in _fitting(lm_dims(), "rope_matched", "rope_axial", "alibi_2d") if n != "rope"]
+TEXT = [n for n in _fitting(lm_dims(), "rope_matched", "rope_axial", "alibi_2d", "jo_projected_2d") if n != "rope"]
 VISION = _fitting(vit_dims(), "grape_m_basis")
 
 

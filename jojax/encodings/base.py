@@ -171,10 +171,9 @@ def wide(dtype):
     return jnp.promote_types(dtype, jnp.float32)
 
 
-def path_sum(step, ctx: Context, add=jnp.add):
+def path_sum(step, ctx: Context, add=jnp.add, zero=0.0):
     """Sums along the path, within documents, going on from `ctx.prefix`.
 
     step [B, L, ...] -> exclusive [B, L, ...], inclusive [B, L, ...], last [B, ...]; at least float32.
-    `add` combines two partial sums (earlier, later)."""
-    step = step.astype(wide(step.dtype))
-    return elements.prefix(step, add, jnp.zeros((), step.dtype), axis=1, restart=ctx.restart, initial=ctx.prefix)
+    `add` combines two partial sums (earlier, later); `zero` adds nothing."""
+    return elements.prefix(step, add, zero, axis=1, restart=ctx.restart, initial=ctx.prefix)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jojax.algebra import exponential, operators
+from jojax.algebra.elements import product
 
 
 @struct.dataclass
@@ -45,6 +46,12 @@ class PlaneFrame:
         factor = jnp.exp(power * scale)
         both = jnp.concatenate([factor, factor], -1) if self.pairing == "half" else jnp.repeat(factor, 2, -1)
         return (y * both).astype(x.dtype)
+
+
+def orthonormal(a):
+    """a (3 − aᵀa)/2: one Newton–Schulz step, which squares the error of nearly orthogonal matrices [..., b, b]."""
+    gram = product(a.swapaxes(-1, -2), a)
+    return product(a, 1.5 * jnp.eye(a.shape[-1], dtype=a.dtype) - 0.5 * gram)
 
 
 @struct.dataclass
