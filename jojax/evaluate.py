@@ -1,5 +1,5 @@
 """Exact evaluation: `python -m jojax.evaluate --workdir DIR [--lengths 512,1024 [--stride N]] [--resolutions 32,48]
-[--offsets 0,10]`.
+[--offsets 0,10] [--fold]`.
 
 Every example of a split counts once, padded and masked, in the same number of steps on every host; sums over
 counts. What is found is added to DIR/result.json with its protocol.
@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from jojax import checkpoint, cli, metrics, shard, task, writer
 from jojax.data.stream import eval_batches
+from jojax.encodings import fold as folding
 from jojax.encodings.build import load
 from jojax.errors import UserError
 from jojax.models.build import pair
@@ -127,11 +128,22 @@ def _tuples(value):
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=()):
+def folded(job, params, mesh):
+    """(task, parameters) of the same model with plain rope, its frames in its projections. UserError: there is none."""
+    from jojax.extrapolate import gather
+
+    options, params = folding.fold(job.model.encoding(parent=None), jax.tree.map(gather, params))
+    config = ConfigDict(job.config.to_dict())
+    config.encoding = ConfigDict({"preset": f"{label(config)} folded", **options})
+    return task.make(config), jax.tree.map(jax.device_put, params, shard.shardings(params, mesh))
+
+
+def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=(), fold=False):
     """Evaluate the newest checkpoint of a run and add what is found to its result.json. -> the new result.
 
     lengths, stride: see extrapolate.evaluate_lengths (language models). resolutions, offsets: see
-    evaluate_resolutions; an offset counts for both axes (vision models)."""
+    evaluate_resolutions; an offset counts for both axes (vision models). fold: the model folded into plain rope;
+    what is found comes under keys that end in -folded."""
     from jojax import extrapolate
 
     result, config, job, params, mesh = restore(workdir)
@@ -144,23 +156,28 @@ def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=()):
     if result["state"] != "finished":
         say(f"{workdir} is {result['state']}: its newest checkpoint is evaluated")
     job.check_data(result.get("data"), f"{workdir} was trained and evaluated with: put it back")
+    kind, note = "", {}
+    if fold:
+        job, params = folded(job, params, mesh)
+        config, kind = job.config, "-folded"
+        note = {"protocol": {"encoding": config.encoding.to_dict()}}
     if lengths:
         extrapolate.window_sets(job, lengths, stride)  # what does not fit is told before the long passes
     for resolution in resolutions:
         at_resolution(config, resolution)
     values, scored = evaluate_split(job, params, mesh)
     say("valid:", "  ".join(f"{k} {v:.4f}" for k, v in values.items()), f" ({scored:,} {job.unit} scored)")
-    found: dict[str, Any] = {"evaluation": {**values, "scored": scored}}
+    found: dict[str, Any] = {f"evaluation{kind}": {**values, "scored": scored, **note}}
     if lengths:
         scores = extrapolate.evaluate_lengths(job, params, mesh, lengths, stride=stride)
         say(extrapolate.table(scores))
-        name = add(found, result, "sliding" if stride else "extrapolation", scores, lengths)
+        name = add(found, result, ("sliding" if stride else "extrapolation") + kind, scores, lengths)
         if jax.process_index() == 0:
             say("plot:", extrapolate.plot({label(config): scores}, Path(workdir) / f"{name}.png"))
     if resolutions or offsets:
         sizes, shifts = resolutions or (config.data.image_size,), [(o, o) for o in offsets or (0.0,)]
         scores = evaluate_resolutions(config, params, mesh, sizes, shifts)
-        add(found, result, "resolutions", scores, [*resolutions, *(f"offset{o:g}" for o in offsets)])
+        add(found, result, f"resolutions{kind}", scores, [*resolutions, *(f"offset{o:g}" for o in offsets)])
         for row in scores["rows"]:
             size = "×".join(map(str, pair(row["resolution"])))
             say(f"{size:>9} px  offset {row['offset'][0]:g}  top-1 {row['accuracy']:.4f}")
@@ -208,6 +225,7 @@ def main(_):
         stride=flags.FLAGS.stride,
         resolutions=_numbers("resolutions", _size),
         offsets=_numbers("offsets", float),
+        fold=flags.FLAGS.fold,
     )
 
 
@@ -217,4 +235,5 @@ if __name__ == "__main__":
     flags.DEFINE_integer("stride", 0, "sliding windows with this stride instead of disjoint ones", lower_bound=0)
     flags.DEFINE_string("resolutions", "", "image sizes, e.g. 32,48 or, height first, 32x48")
     flags.DEFINE_string("offsets", "", "added to both coordinates, in patches, e.g. 0,0.5,10")
+    flags.DEFINE_bool("fold", False, "with the rotations folded into the projections: the same model, plain rope")
     cli.run_main(main)

@@ -15,7 +15,19 @@ from jojax.encodings.build import options
 from jojax.errors import UserError
 
 README = Path(__file__).resolve().parent.parent / "README.md"
-FAMILIES = ("none", "absolute", "accumulated", "grape_a", "grape_ap", "joformer", "rope", "xpos")
+FAMILIES = (
+    "none",
+    "absolute",
+    "accumulated",
+    "ape_grid",
+    "comrope",
+    "grape_a",
+    "grape_ap",
+    "joformer",
+    "liere",
+    "rope",
+    "xpos",
+)
 TEXT, VISION = zoo.lm_dims(), zoo.vit_dims()
 CONTENT = {"name": "joformer", "angle_source": "linear"}
 POSITION = {"name": "joformer", "angle_source": "position"}

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jojax.algebra.exponential import exp_phases
-from jojax.algebra.operators import skew
+from jojax.algebra.operators import plane_generator, skew
 from jojax.encodings.base import Rotary, path_sum, wide
 from jojax.encodings.frames import PlaneFrame, SubspaceFrame
 from jojax.encodings.rope import geometric
@@ -95,7 +95,8 @@ class GrapeM(Rotary):
         if self.kind == "plane":
             frame = SubspaceFrame(self.frame_of(2), angles=position[..., None, None] * self.speeds(1))
         elif self.kind == "mix":
-            frame = SubspaceFrame(self.frame_of(2 * self.planes), generator=self.mixed(), phase=position[..., None])
+            phase = jnp.broadcast_to(position[..., None], (*position.shape, self.dims.kv_heads))
+            frame = SubspaceFrame(self.frame_of(2 * self.planes), matrix=exp_phases(self.mixed(), phase))
         elif self.kind == "basis":
             angles = position[..., None, None] * self.spectrum()
             frame = SubspaceFrame(getattr(self, self.basis)(), angles=angles)
@@ -105,6 +106,22 @@ class GrapeM(Rotary):
                 phase, _, last = path_sum(self.gate(ctx), ctx)
             frame = PlaneFrame(phase[..., None] * self.spectrum(), pairing=self.pairing)
         return self.travel(frame, prefix=last)
+
+    def generators(self):
+        if self.content:
+            return super().generators()
+        D, G = self.dims.head_dim, self.dims.kv_heads
+        if self.kind == "mix":
+            e, k = self.frame_of(2 * self.planes), self.mixed()
+        elif self.kind == "plane":
+            e, k = self.frame_of(2), plane_generator(self.speeds(1))
+        else:
+            k, e = plane_generator(self.spectrum()), jnp.eye(D)
+            if self.kind == "basis":
+                e = getattr(self, self.basis)()
+            elif self.pairing == "half":
+                e = e[:, jnp.arange(D).reshape(2, -1).T.ravel()]
+        return jnp.broadcast_to(e @ k @ e.swapaxes(-1, -2), (1, G, D, D))[:, :, None]
 
     def spectrum(self):
         """θ [G or 1, D/2]"""
@@ -137,9 +154,8 @@ class GrapeM(Rotary):
         """K [G, r, r]"""
 
         def start(_, shape):
-            at = 2 * jnp.arange(self.planes)
             theta = geometric(self.dims.head_dim // 2, self.base, self.dtype)[: self.planes]
-            return jnp.zeros(shape).at[:, at + 1, at].set(theta)
+            return jnp.broadcast_to(plane_generator(theta) / 2, shape)
 
         r = 2 * self.planes
         return skew(self.param("generator", start, (self.dims.kv_heads, r, r)))
