@@ -22,6 +22,7 @@ PRESETS = {
     "sinusoidal": {"name": "absolute", "kind": "sinusoidal"},
     "sincos2d": {"name": "absolute", "kind": "sincos2d"},
     "learned": {"name": "absolute", "kind": "learned"},
+    "ape_grid": {"name": "ape_grid"},
     "alibi": {"name": "grape_a", "gate": "alibi"},
     "grape_a_k": {"name": "grape_a", "gate": "k"},
     "grape_a_q": {"name": "grape_a", "gate": "q"},

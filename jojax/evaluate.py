@@ -1,5 +1,5 @@
 """Exact evaluation: `python -m jojax.evaluate --workdir DIR [--lengths 512,1024 [--stride N]] [--resolutions 32,48]
-[--offsets 0,10] [--encoding scale_method=yarn,scale_factor=8]`.
+[--offsets 0,10] [--encoding scale_method=yarn,scale_factor=8] [--fold]`.
 
 Every example of a split counts once, padded and masked, in the same number of steps on every host; sums over
 counts. What is found is added to DIR/result.json with its protocol; with `--encoding`, which changes options of the
@@ -18,6 +18,7 @@ from ml_collections import ConfigDict
 
 from jojax import checkpoint, cli, metrics, shard, task, writer
 from jojax.data.stream import eval_batches
+from jojax.encodings import fold as folding
 from jojax.encodings.build import load
 from jojax.errors import UserError
 from jojax.models.build import pair
@@ -136,11 +137,22 @@ def _tuples(value):
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=(), changes=None):
+def folded(job, params, mesh):
+    """(task, parameters) of the same model with plain rope, its frames in its projections. UserError: there is none."""
+    from jojax.extrapolate import gather
+
+    options, params = folding.fold(job.model.encoding(parent=None), jax.tree.map(gather, params))
+    config = ConfigDict(job.config.to_dict())
+    config.encoding = ConfigDict({"preset": f"{label(config)} folded", **options})
+    return task.make(config), jax.tree.map(jax.device_put, params, shard.shardings(params, mesh))
+
+
+def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=(), changes=None, fold=False):
     """Evaluate the newest checkpoint of a run and add what is found to its result.json. -> the new result.
 
     lengths, stride: see extrapolate.evaluate_lengths (language models). resolutions, offsets: see
-    evaluate_resolutions; an offset counts for both axes (vision models). changes: {option: value} of the encoding."""
+    evaluate_resolutions; an offset counts for both axes (vision models). changes: {option: value} of the encoding.
+    fold: the model folded into plain rope."""
     from jojax import extrapolate
 
     result, config, job, params, mesh = restore(workdir, changes)
@@ -153,24 +165,30 @@ def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=(), c
     if result["state"] != "finished":
         say(f"{workdir} is {result['state']}: its newest checkpoint is evaluated")
     job.check_data(result.get("data"), f"{workdir} was trained and evaluated with: put it back")
+    kind, changed = suffix(changes) + "-folded" * fold, changes
+    if fold:
+        job, params = folded(job, params, mesh)
+        config, changed = job.config, job.config.encoding.to_dict()
     if lengths:
         extrapolate.window_sets(job, lengths, stride)  # what does not fit is told before the long passes
     for resolution in resolutions:
         at_resolution(config, resolution)
     values, scored = evaluate_split(job, params, mesh)
     say("valid:", "  ".join(f"{k} {v:.4f}" for k, v in values.items()), f" ({scored:,} {job.unit} scored)")
-    found: dict[str, Any] = {f"evaluation{suffix(changes)}": {**values, "scored": scored}}
+    note = {"protocol": {"encoding": changed}} if changed else {}
+    found: dict[str, Any] = {f"evaluation{kind}": {**values, "scored": scored, **note}}
     if lengths:
         scores = extrapolate.evaluate_lengths(job, params, mesh, lengths, stride=stride)
         say(extrapolate.table(scores))
-        name = add(found, result, "sliding" if stride else "extrapolation", scores, lengths, changes)
+        name = add(found, result, ("sliding" if stride else "extrapolation") + kind, scores, lengths, changed)
         if jax.process_index() == 0:
             title = label(config) + suffix(changes)
             say("plot:", extrapolate.plot({title: scores}, Path(workdir) / f"{name}.png"))
     if resolutions or offsets:
         sizes, shifts = resolutions or (config.data.image_size,), [(o, o) for o in offsets or (0.0,)]
         scores = evaluate_resolutions(config, params, mesh, sizes, shifts)
-        add(found, result, "resolutions", scores, [*resolutions, *(f"offset{o:g}" for o in offsets)], changes)
+        asked = [*resolutions, *(f"offset{o:g}" for o in offsets)]
+        add(found, result, f"resolutions{kind}", scores, asked, changed)
         for row in scores["rows"]:
             size = "×".join(map(str, pair(row["resolution"])))
             say(f"{size:>9} px  offset {row['offset'][0]:g}  top-1 {row['accuracy']:.4f}")
@@ -190,7 +208,6 @@ def add(found, result, key, scores, asked, changes=None):
     encoding with changed options. -> the key"""
     if changes:
         scores["protocol"]["encoding"] = changes
-        key += suffix(changes)
     if key in result and result[key]["protocol"] != scores["protocol"]:
         key = "-".join([key, *("x".join(map(str, a)) if isinstance(a, tuple) else str(a) for a in asked)])
     found[key] = scores
@@ -241,6 +258,7 @@ def main(_):
         resolutions=_numbers("resolutions", _size),
         offsets=_numbers("offsets", float),
         changes=_changes(flags.FLAGS.encoding),
+        fold=flags.FLAGS.fold,
     )
 
 
@@ -251,4 +269,5 @@ if __name__ == "__main__":
     flags.DEFINE_string("resolutions", "", "image sizes, e.g. 32,48 or, height first, 32x48")
     flags.DEFINE_string("offsets", "", "added to both coordinates, in patches, e.g. 0,0.5,10")
     flags.DEFINE_string("encoding", "", "other options of the encoding, e.g. scale_method=yarn,scale_factor=8")
+    flags.DEFINE_bool("fold", False, "with the rotations folded into the projections: the same model, plain rope")
     cli.run_main(main)

@@ -72,7 +72,7 @@ def test_rotate_says_what_does_not_fit():
         rotate(np.ones(5), np.ones(2), "half")
 
 
-@pytest.mark.parametrize("n", [2, 3, 5])
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
 @law
 def test_exponentials_of_skew_matrices_are_rotations(n, seed):
     rng = np.random.default_rng(seed)
@@ -94,7 +94,19 @@ def test_expm_keeps_float32_at_norms_where_a_squaring_is_easily_missed(rng):
     assert close(expm(s), want, tol=5e-6) and close(closed(s), want, tol=1e-6)
 
 
-@pytest.mark.parametrize(("exp", "n"), [(exp_skew, 2), (exp_skew, 3), (expm, 3)])
+@pytest.mark.parametrize("n", [4, 8])
+def test_exponentials_keep_float32_from_small_to_large_radii(n, rng):
+    """All at once: the largest decides how often all are squared. Planes that turn alike are no special case."""
+    s = np.asarray(skew(rng.normal(size=(4, n, n))))
+    s = s * (np.array([1e-3, 1, 16, 40]) / np.abs(np.linalg.eigvals(s)).max(-1))[:, None, None]
+    s = np.concatenate([s, 2 * np.kron(np.eye(n // 2), [[0, -1], [1, 0]])[None], 0 * s[:1]])
+    want = np.array([scipy.linalg.expm(one) for one in s])
+    narrow = closed(s.astype(np.float32))
+    assert narrow.dtype == jnp.float32 and close(narrow, want, tol=2e-5) and close(error(narrow), 0, tol=2e-5)
+    assert close(closed(s), want, tol=1e-12)
+
+
+@pytest.mark.parametrize(("exp", "n"), [(exp_skew, 2), (exp_skew, 3), (exp_skew, 4), (exp_skew, 5), (expm, 3)])
 def test_gradients_are_right_at_zero_and_beyond(exp, n, rng):
     a, along, weight = rng.normal(size=(3, n, n))
     slope = jax.jit(jax.grad(lambda a: (weight * exp(skew(a))).sum()))
@@ -104,7 +116,7 @@ def test_gradients_are_right_at_zero_and_beyond(exp, n, rng):
         assert abs((weight * moved).sum()) > 1e-3
 
 
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", [2, 3, 4])
 def test_second_derivatives_of_closed_forms_along_a_line(n, rng):
     s = np.asarray(skew(rng.normal(size=(n, n))))
     second = jax.jit(jax.jacfwd(jax.jacfwd(lambda t: exp_skew(t * s))))

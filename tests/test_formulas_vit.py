@@ -134,4 +134,4 @@ def test_no_dead_parameter(name):
     }
     top = max(size.max() for size in sizes.values())
     dead = {path for path, size in sizes.items() if (size if "blocks" in path else size.max()).min() < 1e-6 * top}
-    assert dead == (set() if "transport" in zoo.preset(name) else {"['blocks']['key']['bias']"})
+    assert dead == (set() if "qk" in zoo.preset(name).get("transport", "") else {"['blocks']['key']['bias']"})

@@ -8,8 +8,11 @@ A head of even width D holds D/2 planes. Which two coordinates make plane p is t
 and R(θ) turns each plane by its angle: [[cos θ, −sin θ], [sin θ, cos θ]].
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from jojax.algebra.elements import product, widen
@@ -49,6 +52,13 @@ def plane_matrix(angles: Array, pairing: str = "half") -> Array:
     return rotate(units, angles[..., None, :], pairing).swapaxes(-1, -2)
 
 
+def plane_generator(omega: Array) -> Array:
+    """The skew matrix [..., 2n, 2n] that turns the planes (2p, 2p+1) at speeds ω [..., n]."""
+    n = omega.shape[-1]
+    at = 2 * jnp.arange(n)
+    return skew(jnp.zeros((*omega.shape[:-1], 2 * n, 2 * n), omega.dtype).at[..., at + 1, at].set(omega))
+
+
 def skew(a: Array) -> Array:
     """a − aᵀ: the skew matrix [..., n, n] of a free one. Every skew matrix is one (take half of itself)."""
     return a - a.swapaxes(-1, -2)
@@ -69,13 +79,13 @@ def expm(s: Array) -> Array:
 
 
 def exp_skew(s: Array) -> Array:
-    """exp(s) of *skew* matrices [..., n, n], in float32 or wider: closed form for n = 2 and 3, else `expm`.
+    """exp(s) of *skew* matrices [..., n, n], in float32 or wider: closed form for n = 2, 3 and 4, else by squaring.
 
     The closed forms read the lower triangle alone. Gradients are finite everywhere, s = 0 included.
     """
     s = widen(s)
-    closed = {2: lambda s: plane_matrix(s[..., 1, :1]), 3: _rodrigues}
-    return closed.get(s.shape[-1], expm)(s)
+    closed = {2: lambda s: plane_matrix(s[..., 1, :1]), 3: _rodrigues, 4: _isoclinic}
+    return closed.get(s.shape[-1], _squared)(s)
 
 
 def _rodrigues(s: Array) -> Array:
@@ -93,6 +103,73 @@ def _sinc(square: Array) -> Array:
     theta = jnp.sqrt(jnp.where(near, 1.0, square))
     series = 1 - square / 6 * (1 - square / 20 * (1 - square / 42 * (1 - square / 72)))
     return jnp.where(near, series, jnp.sin(theta) / theta)
+
+
+def _isoclinic(s: Array) -> Array:
+    """exp(x·E) exp(y·F) with s = x·E + y·F, its self-dual and anti-self-dual parts: they commute, and
+    exp(x·E) = cos |x| + sin |x| /|x| x·E. No eigenvalue, so nothing degenerates."""
+    one = jnp.stack([s[..., 1, 0], s[..., 2, 0], s[..., 3, 0]], -1)
+    other = jnp.stack([s[..., 3, 2], -s[..., 3, 1], s[..., 2, 1]], -1)
+
+    def quaternion(x):
+        square = jnp.sum(x * x, axis=-1, keepdims=True)
+        return jnp.concatenate([1 - square / 2 * _sinc(square / 4) ** 2, _sinc(square) * x], -1)
+
+    p, q = quaternion((one + other) / 2), quaternion((one - other) / 2)
+    table = np.einsum("iab,jbc->ijac", _units(1), _units(-1)).reshape(16, 16)
+    both = (p[..., :, None] * q[..., None, :]).reshape(*p.shape[:-1], 16)
+    return product(both, jnp.asarray(table, s.dtype)).reshape(s.shape)
+
+
+def _units(sign: int) -> np.ndarray:
+    """I and the units E (sign 1) or F (−1): skew, of square −I; each turns a plane and its complement [4, 4, 4]."""
+    units = np.zeros((4, 4, 4))
+    for unit, (i, j, k, l) in zip(units[1:], ((0, 1, 2, 3), (0, 2, 3, 1), (0, 3, 1, 2)), strict=True):
+        unit[j, i], unit[l, k] = 1, sign
+    units -= units.swapaxes(-1, -2)
+    units[0] = np.eye(4)
+    return units
+
+
+@jax.custom_vjp
+def _squared(s: Array) -> Array:
+    """exp(s/2ⁿ) by Taylor's polynomial, squared n times; n as the largest of the matrices needs it."""
+    return _square(s)[0]
+
+
+def _square(s: Array) -> tuple[Array, tuple[Array, Array, Array]]:
+    radius = jnp.sqrt((s * s).sum((-2, -1)).max() / 2)  # a bound: eigenvalues of skew matrices come in pairs
+    n = jnp.ceil(jnp.log2(jnp.maximum(radius / (0.05 if s.dtype == jnp.float64 else 0.4), 1))).astype(int)
+    r = lax.fori_loop(0, n, lambda _, r: product(r, r), _taylor(s * 2.0**-n))
+    return r, (s, r, n)
+
+
+def _square_bar(saved: tuple[Array, Array, Array], g: Array) -> tuple[Array]:
+    """∫₀¹ e^{−us} g rᵀ e^{us} du: over [0, 2⁻ⁿ] through the polynomial, then the interval doubles n times. (Through
+    the squarings themselves all of them would have to be kept.)"""
+    s, r, n = saved
+    q, pull = jax.vjp(_taylor, s * 2.0**-n)
+    (mean,) = pull(product(product(g, r.swapaxes(-1, -2)), q))
+
+    def double(_, carry):
+        q, mean = carry
+        return product(q, q), (mean + product(product(q.swapaxes(-1, -2), mean), q)) / 2
+
+    return (lax.fori_loop(0, n, double, (q, mean))[1],)
+
+
+_squared.defvjp(_square, _square_bar)
+
+
+def _taylor(a: Array) -> Array:
+    """1 + a + a²/2 + … + a⁸/8! in three products (Bader, Blanes and Casas 2019)."""
+    root, x3 = math.sqrt(177), 2 / 3
+    a2 = product(a, a)
+    a4 = product(a2, x3 * (1 + root) / 88 * a + x3 * (1 + root) / 352 * a2)
+    right = (-271 + 29 * root) / (315 * x3) * jnp.eye(a.shape[-1], dtype=a.dtype)
+    right = right + 11 * (-1 + root) / (1260 * x3) * a + 11 * (-9 + root) / (5040 * x3) * a2
+    right = right + (89 - root) / (5040 * x3**2) * a4
+    return jnp.eye(a.shape[-1], dtype=a.dtype) + a + (857 - 58 * root) / 630 * a2 + product(x3 * a2 + a4, right)
 
 
 def orthogonality_error(r: Array) -> Array:

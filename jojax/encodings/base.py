@@ -140,6 +140,18 @@ class Encoding(nn.Module):
         """In every block, with the block's normalised input, queries and keys in the context."""
         return Journey()
 
+    def generators(self):
+        """[A, G, m, b, b] skew, of frames exp(Σ_a u_a A_a) in m blocks, u the coordinates; what `fold` reads."""
+        raise UserError(
+            f"{type(self).__name__} has no frames exp(Σ u A) with constant generators A in learned planes: "
+            "nothing folds into plain rope"
+        )
+
+    @nn.compact
+    def group(self):
+        """`generators` from outside."""
+        return self.generators()
+
     def advance(self, shared, carry, hidden, ctx):
         """After a block's MLP; hidden [B, L, F] is its activation. -> the carry of the next block."""
         return carry

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jojax.algebra.exponential import exp_phases
-from jojax.algebra.operators import skew
+from jojax.algebra.operators import plane_generator, skew
 from jojax.encodings.coordinates import Spatial
 from jojax.encodings.frames import BlockFrame
 from jojax.encodings.rope import geometric
@@ -71,15 +71,23 @@ class ComRoPE(Spatial):
     @nn.compact
     def journey(self, shared, carry, ctx):
         u = self.coordinates(shared, self.one_image(ctx))  # [B or 1, L, A]
+        generator, theta = self.turns()
+        phase = (u[..., None, None] * theta.astype(u.dtype)).sum(2)  # [B or 1, L, G or 1, m]
+        phase = jnp.broadcast_to(phase, (*phase.shape[:2], self.dims.kv_heads, self.blocks))
+        return self.travel(BlockFrame(exp_phases(generator.astype(u.dtype), phase)))
+
+    def turns(self):
+        """B [G, m, b, b] and θ [A, G or 1, m]: block j turns by exp(Σ_a θ_aj u_a B_j)."""
         p = self.param("p", self.start, (self.dims.kv_heads, self.blocks, self.block, self.block))
         if self.partition == "ap":
-            phase = jnp.take(u, jnp.arange(self.blocks) % self.dims.axes, axis=-1)[:, :, None]
-        else:
-            heads = self.dims.kv_heads if self.ld_theta == "head" else 1
-            theta = self.param("theta", self.directions, (self.dims.axes, heads, self.blocks))
-            phase = (u[..., None, None] * theta.astype(u.dtype)).sum(2)  # [B or 1, L, G or 1, m]
-        phase = jnp.broadcast_to(phase, (*phase.shape[:2], self.dims.kv_heads, self.blocks))
-        return self.travel(BlockFrame(exp_phases(skew(p.astype(u.dtype)), phase)))
+            axis = jnp.arange(self.blocks) % self.dims.axes
+            return skew(p), (axis == jnp.arange(self.dims.axes)[:, None, None]).astype(p.dtype)
+        heads = self.dims.kv_heads if self.ld_theta == "head" else 1
+        return skew(p), self.param("theta", self.directions, (self.dims.axes, heads, self.blocks))
+
+    def generators(self):
+        generator, theta = self.turns()
+        return theta[..., None, None] * generator
 
     def start(self, key, shape):
         """P [G, m, b, b]"""
@@ -93,10 +101,8 @@ class ComRoPE(Spatial):
             first, base, size = j % -(-self.blocks // 2) * planes, 10.0, jnp.ones(self.blocks)
         count = self.dims.head_dim // (2 * axes)
         w = size[:, None] * geometric(count, base, self.dtype)[first[:, None] + jnp.arange(planes)]  # [m, b/2]
-        at = 2 * jnp.arange(planes)
-        turn = jnp.zeros((self.blocks, self.block, self.block)).at[:, at + 1, at].set(w)
-        basis = jnp.linalg.qr(jax.random.normal(key, shape))[0]
-        return basis @ skew(turn) @ basis.swapaxes(-1, -2) / 2
+        basis = jnp.linalg.qr(jax.random.normal(key, shape))[0][..., : 2 * planes]
+        return basis @ plane_generator(w) @ basis.swapaxes(-1, -2) / 2
 
     def directions(self, key, shape):
         """θ [A, G or 1, m]"""

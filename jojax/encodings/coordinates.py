@@ -7,7 +7,8 @@
 - train_prop_linspace: i/(n − 1) · n/n₀, ends included (LieRE's released code)
 
 `cls_pos`: where the class token stands. none: at no place, it is never turned (RoPE-Mixed, LieRE); center: in the
-middle of the image (ComRoPE's code). Since frames act on differences, the middle is made the origin.
+middle of the image (ComRoPE's code). Attention gives it the identity frame, so the middle is made the origin: frames
+that act on differences cannot tell.
 
 `perturb_sigma` σ adds N(0, (σ · perturb_scale)²) patches to each coordinate in training, cut to the patch: 'clamp'
 moves what is outside to its border (ComRoPE's code, scale ½), 'truncnorm' draws from inside (its equation 11, scale 1).
@@ -19,12 +20,12 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from jojax.encodings.base import Rotary
+from jojax.encodings.base import Encoding, Rotary
 from jojax.errors import UserError
 
 
-class Spatial(Rotary):
-    """Base of the rotary encodings whose frames depend on coordinates alone."""
+class Places(Encoding):
+    """Base of the encodings that depend on coordinates alone."""
 
     coord: str = "index"
     cls_pos: str = "none"
@@ -33,7 +34,7 @@ class Spatial(Rotary):
     perturb_mode: str = "clamp"
     perturb_per_sample: bool = False
 
-    CHOICES: ClassVar[dict[str, tuple]] = Rotary.CHOICES | {
+    CHOICES: ClassVar[dict[str, tuple]] = {
         "coord": ("index", "unit_center", "train_prop", "train_prop_linspace"),
         "cls_pos": ("none", "center"),
         "perturb_mode": ("clamp", "truncnorm"),
@@ -77,10 +78,16 @@ class Spatial(Rotary):
         return ctx.replace(position=ctx.position[:1], placed=None if ctx.placed is None else ctx.placed[:1])
 
     def coordinates(self, noise, ctx):
-        """[B, L, A], float32 or wider; sites without a place have meaningless ones."""
+        """[B, L, A], the class token's place at the origin where it has one; float32 or wider."""
+        u, token = self.places(noise, ctx)
+        return u if token is None else u - token
+
+    def places(self, noise, ctx):
+        """(coordinates [B, L, A], those of the class token [B, 1, A] or None), float32 or wider; sites without a place
+        have meaningless ones."""
         at = ctx.position if noise is None else ctx.position + noise
         if self.coord == "index" and self.cls_pos == "none":
-            return at
+            return at, None
         placed = jnp.ones(at.shape[:2], bool) if ctx.placed is None else ctx.placed
         inside = placed[..., None]
         low = jnp.where(inside, ctx.position, jnp.inf).min(1, keepdims=True)
@@ -92,5 +99,11 @@ class Spatial(Rotary):
             "train_prop": 1 / trained,
             "train_prop_linspace": n / trained / jnp.maximum(n - 1, 1),
         }[self.coord]
-        origin = -0.5 if self.coord == "unit_center" else 0.0
-        return (at - ((low + high) / 2 if self.cls_pos == "center" else origin)) * scale
+        half = 0.5 if self.coord == "unit_center" else 0.0
+        return (at + half) * scale, ((low + high) / 2 + half) * scale if self.cls_pos == "center" else None
+
+
+class Spatial(Places, Rotary):
+    """Base of the rotary encodings whose frames depend on coordinates alone."""
+
+    CHOICES: ClassVar[dict[str, tuple]] = Rotary.CHOICES | Places.CHOICES

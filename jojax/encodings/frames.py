@@ -5,8 +5,9 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import struct
+from jax import lax
 
-from jojax.algebra import exponential, operators
+from jojax.algebra import operators
 from jojax.algebra.elements import product
 
 
@@ -34,7 +35,7 @@ class PlaneFrame:
 
     def where(self, placed):
         """The identity where `placed` [B, L] is False."""
-        mask = placed[..., None, None]
+        mask = placed[: len(self.angles), :, None, None]  # images that share angles have one grid
         scale = None if self.log_scale is None else jnp.where(mask, self.log_scale, 0)
         return dataclasses.replace(self, angles=jnp.where(mask, self.angles, 0), log_scale=scale)
 
@@ -72,25 +73,23 @@ class BlockFrame:
 
     def where(self, placed):
         """The identity where `placed` [B, L] is False."""
-        one = jnp.eye(self.matrix.shape[-1], dtype=self.matrix.dtype)
-        return BlockFrame(jnp.where(placed[..., None, None, None, None], self.matrix, one))
+        placed = placed[: len(self.matrix), :, None, None, None, None]  # images that share a frame have one grid
+        return BlockFrame(jnp.where(placed, self.matrix, jnp.eye(self.matrix.shape[-1], dtype=self.matrix.dtype)))
 
     def _times(self, matrix, x):
         matrix = matrix if x.ndim == 4 else matrix[:, :, :, None]  # queries that share a key head's frame
-        blocks = x.reshape(*x.shape[:-1], *matrix.shape[-3:-1]).astype(jnp.promote_types(x.dtype, matrix.dtype))
-        return jnp.einsum("...ij,...j->...i", matrix, blocks).reshape(x.shape).astype(x.dtype)
+        return _dot("...ij,...j->...i", matrix, x.reshape(*x.shape[:-1], *matrix.shape[-3:-1])).reshape(x.shape)
 
 
 @struct.dataclass
 class SubspaceFrame:
     """A_i = I + E (R_i − I) Eᵀ: turns within the span of E's orthonormal columns, the rest stands still.
 
-    R_i turns the planes of neighbouring columns by `angles`, or is exp(phase_i · generator) where that is given."""
+    R_i turns the planes of neighbouring columns by `angles`, or is the rotation `matrix`."""
 
     basis: Any  # E [G or 1, D, r]
     angles: Any = None  # [B, L, G or 1, r/2] radians
-    generator: Any = None  # [G or 1, r, r] skew
-    phase: Any = None  # [B, L, G or 1]
+    matrix: Any = None  # [B, L, G or 1, r, r]
 
     def apply(self, x):
         """A x"""
@@ -104,21 +103,25 @@ class SubspaceFrame:
 
     def where(self, placed):
         """The identity where `placed` [B, L] is False."""
-        if self.phase is not None:
-            return dataclasses.replace(self, phase=jnp.where(placed[..., None], self.phase, 0))
-        return dataclasses.replace(self, angles=jnp.where(placed[..., None, None], self.angles, 0))
+        if self.matrix is None:
+            return dataclasses.replace(self, angles=jnp.where(placed[..., None, None], self.angles, 0))
+        one = jnp.eye(self.matrix.shape[-1], dtype=self.matrix.dtype)
+        return dataclasses.replace(self, matrix=jnp.where(placed[..., None, None, None], self.matrix, one))
 
     def _turn(self, x, sign):
-        e, grouped = self.basis, x.ndim == 5  # queries that share a key head's frame
-        e = e[:, None] if grouped else e
+        grouped = x.ndim == 5  # queries that share a key head's frame
+        e = self.basis[:, None] if grouped else self.basis
         wide = x.astype(jnp.promote_types(x.dtype, e.dtype))
-        z = jnp.einsum("...dr,...d->...r", e, wide)
-        if self.phase is not None:
-            phase, generator = self.phase, self.generator
-            if grouped:
-                phase, generator = phase[..., None], generator[:, None]
-            turned = exponential.exp_times(generator, sign * phase, z)
+        z = _dot("...dr,...d->...r", e, wide)
+        if self.matrix is None:
+            turned = operators.rotate(z, sign * (self.angles[..., None, :] if grouped else self.angles), "interleaved")
         else:
-            angles = self.angles[..., None, :] if grouped else self.angles
-            turned = operators.rotate(z, sign * angles, "interleaved")
-        return (wide + jnp.einsum("...dr,...r->...d", e, turned - z)).astype(x.dtype)
+            matrix = self.matrix if sign > 0 else self.matrix.swapaxes(-1, -2)
+            turned = _dot("...ij,...j->...i", matrix[:, :, :, None] if grouped else matrix, z)
+        return (wide + _dot("...dr,...r->...d", e, turned - z)).astype(x.dtype)
+
+
+def _dot(form, matrix, x):
+    """At full precision, returned in x's dtype: accelerators would round a rotation's entries."""
+    wide = x.astype(jnp.promote_types(x.dtype, matrix.dtype))
+    return jnp.einsum(form, matrix, wide, precision=lax.Precision.HIGHEST).astype(x.dtype)

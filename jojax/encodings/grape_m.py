@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jojax.algebra.exponential import exp_phases
-from jojax.algebra.operators import skew
+from jojax.algebra.operators import plane_generator, skew
 from jojax.encodings.base import Rotary, path_sum, wide
 from jojax.encodings.frames import PlaneFrame, SubspaceFrame
 from jojax.encodings.rope import directions, geometric
@@ -108,7 +108,8 @@ class GrapeM(Rotary):
         if self.kind == "plane":
             frame = SubspaceFrame(self.frame_of(2), angles=position[..., None, None] * self.speeds(1))
         elif self.kind == "mix":
-            frame = SubspaceFrame(self.frame_of(2 * self.planes), generator=self.mixed(), phase=position[..., None])
+            phase = jnp.broadcast_to(position[..., None], (*position.shape, self.dims.kv_heads))
+            frame = SubspaceFrame(self.frame_of(2 * self.planes), matrix=exp_phases(self.mixed(), phase))
         elif self.kind == "basis":
             frame = SubspaceFrame(getattr(self, self.basis)(), angles=self.angles(ctx.position))
         elif self.content:
@@ -120,16 +121,37 @@ class GrapeM(Rotary):
 
     def angles(self, position):
         """Σ_a position_a θ_a [B, L, G or 1, D/2]"""
-        axes, planes, position = self.dims.axes, self.dims.head_dim // 2, position[:, :, None]
-        if axes == 1 or self.form == "axial":
-            return jnp.repeat(position, planes // axes, axis=-1) * self.spectrum()
+        return (position[:, :, None, None] * jnp.moveaxis(self.velocities(), 0, -1)).sum(-1)
+
+    def velocities(self):
+        """θ [A, G or 1, D/2]"""
+        axes, planes = self.dims.axes, self.dims.head_dim // 2
+        if axes == 1:
+            return self.spectrum()[None]
+        if self.form == "axial":
+            return jnp.repeat(jnp.eye(axes), planes // axes, -1)[:, None] * self.spectrum()
 
         def start(key, shape):
             size = geometric(planes // axes, self.base, self.dtype)
             return (directions(axes, shape[1], key)[..., None] * size).reshape(shape)
 
-        theta = self.param("freq", start, (axes, self.dims.kv_heads if self.per_head else 1, planes))
-        return (position[..., None] * jnp.moveaxis(theta, 0, 1)).sum(-2)
+        return self.param("freq", start, (axes, self.dims.kv_heads if self.per_head else 1, planes))
+
+    def generators(self):
+        if self.content:
+            return super().generators()
+        D, G = self.dims.head_dim, self.dims.kv_heads
+        if self.kind == "mix":
+            e, k = self.frame_of(2 * self.planes), self.mixed()
+        elif self.kind == "plane":
+            e, k = self.frame_of(2), plane_generator(self.speeds(1))
+        else:
+            k, e = plane_generator(self.velocities()), jnp.eye(D)
+            if self.kind == "basis":
+                e = getattr(self, self.basis)()
+            elif self.pairing == "half":
+                e = e[:, jnp.arange(D).reshape(2, -1).T.ravel()]
+        return jnp.broadcast_to(e @ k @ e.swapaxes(-1, -2), (self.dims.axes, G, D, D))[:, :, None]
 
     def spectrum(self):
         """θ [G or 1, D/2]"""
@@ -163,9 +185,8 @@ class GrapeM(Rotary):
         """K [G, r, r]"""
 
         def start(_, shape):
-            at = 2 * jnp.arange(self.planes)
             theta = geometric(self.dims.head_dim // 2, self.base, self.dtype)[: self.planes]
-            return jnp.zeros(shape).at[:, at + 1, at].set(theta)
+            return jnp.broadcast_to(plane_generator(theta) / 2, shape)
 
         r = 2 * self.planes
         return skew(self.param("generator", start, (self.dims.kv_heads, r, r)))

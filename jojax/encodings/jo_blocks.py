@@ -66,7 +66,7 @@ class JoBlocks(JoFormer):
         omega = self.base_angles(of_base, ctx.replace(position=jnp.ones_like(ctx.position[:1, :1])))
         omega = omega[..., : m * (b // 2)].reshape(*omega.shape[:3], m, b // 2)
         linear = ctx.position[..., None, None] * omega
-        step = operators.exp_skew(self.generators(self.steps(shared_z if carry is None else carry, ctx)))
+        step = operators.exp_skew(self.skews(self.steps(shared_z if carry is None else carry, ctx)))
         if self.angle_base == "rope":
             step = turned(step, linear if self.accumulate == "none" else omega)
         path, last = self.along(step, ctx, elements.product, jnp.eye(b))
@@ -78,7 +78,7 @@ class JoBlocks(JoFormer):
         }[self.v_angles]
         return self.travel(frame, of_values, prefix=None if last is None else orthonormal(last))
 
-    def generators(self, turns):
+    def skews(self, turns):
         """S [B, L, G or 1, m, b, b] of angles in turns [B, L, G or 1, m·b(b − 1)/2], below the diagonal row by row."""
         below = jnp.tril_indices(self.block, -1)
         angles = 2 * jnp.pi * turns.reshape(*turns.shape[:3], -1, len(below[0]))

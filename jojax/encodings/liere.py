@@ -10,6 +10,7 @@ blocks of the model, which is what the released code does (it means to have one 
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jojax.algebra.elements import product
 from jojax.algebra.operators import exp_skew, skew
 from jojax.encodings.coordinates import Spatial
 from jojax.encodings.frames import BlockFrame
@@ -35,7 +36,6 @@ class LieRE(Spatial):
             )
 
     def generators(self):
-        """[A, G, m, b, b]"""
         shape = (self.dims.axes, self.dims.kv_heads, self.dims.head_dim // self.block, self.block, self.block)
         return skew(jnp.triu(self.param("u", nn.initializers.uniform(self.init_scale), shape), 1))
 
@@ -47,5 +47,10 @@ class LieRE(Spatial):
     def journey(self, shared, carry, ctx):
         noise, generators = shared
         generators = self.generators() if generators is None else generators
-        u = self.coordinates(noise, self.one_image(ctx))[:, :, None, None, None, None]  # [B or 1, L, 1, 1, 1, 1, A]
-        return self.travel(BlockFrame(exp_skew((u * jnp.moveaxis(generators, 0, -1).astype(u.dtype)).sum(-1))))
+        u, token = self.places(noise, self.one_image(ctx))  # [B or 1, L, A]
+        u = u if token is None else jnp.concatenate([u, token], 1)
+        u = u[..., None, None, None, None]
+        matrix = exp_skew(sum(u[:, :, a] * generators[a].astype(u.dtype) for a in range(self.dims.axes)))
+        if token is not None:  # attention gives the class token the identity: all frames as seen from its own
+            matrix = product(matrix[:, -1:].swapaxes(-1, -2), matrix[:, :-1])
+        return self.travel(BlockFrame(matrix))

@@ -75,7 +75,7 @@ class Rope(Spatial):
             raise UserError(
                 f"encoding.form = {self.form!r} does not fit the model's coordinates, which have {axes} axes"
             )
-        if D % (2 * axes):
+        if (self.form == "axial" or self.reads_initial) and D % (2 * axes):
             raise UserError(
                 f"encoding.form = {self.form!r} splits the planes of a head: make model.head_dim = {D} "
                 f"divisible by {2 * axes}"
@@ -142,12 +142,12 @@ class Rope(Spatial):
         return self.travel(PlaneFrame(self.base_angles(shared, ctx), pairing=self.pairing))
 
     def base_angles(self, shared, ctx):
-        """Σ_a position_a ω_a [B, L, G or 1, D/2] in closed form: no sum over sites that could drift.
+        """Σ_a position_a ω_a [B or 1, L, G or 1, D/2] in closed form: no sum over sites that could drift.
 
         shared: of `begin`; (perturbation or None, shared frequencies or None for the block's own)."""
         noise, omega = shared or (None, None)
         omega = self.frequencies() if omega is None else omega
-        position = self.coordinates(noise, ctx)[:, :, None, None]
+        position = self.coordinates(noise, self.one_image(ctx))[:, :, None, None]
         # a product and a sum, no dot: accelerators would round its factors
         return (position * jnp.moveaxis(omega, 0, -1).astype(position.dtype)).sum(-1)
 

@@ -168,7 +168,7 @@ def gradient(rng):
         return run(jax.grad(loss), b, s, x, y)
 
     def loss(b, s, x, y):
-        return jnp.dot(y, exponential.exp_times(b, s, x))
+        return jnp.dot(y, exponential.exp_phases(b, s) @ x)
 
     b = skew(rng, N, N)
     want = [s * y @ expm_frechet(s * at, along, compute_expm=False) @ x for at in (b, 0 * b)]
@@ -181,7 +181,8 @@ def zero_start(rng):
     u, (x, y) = rng.uniform(size=(L, 2)), rng.normal(size=(2, L, N))
 
     def loss(p, theta):
-        return jnp.sum(y * exponential.exp_times(operators.skew(p), u @ theta, x))
+        turned = exponential.exp_phases(operators.skew(p), u @ theta) @ x[..., None]
+        return jnp.sum(y * turned[..., 0])
 
     def slope(theta):
         return max(np.abs(g).max() for g in run(jax.grad(loss, (0, 1)), np.zeros((N, N)), theta))
