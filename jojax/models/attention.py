@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
-from jojax.encodings.base import Edge, wide
+from jojax.encodings.base import Context, Edge, Journey, wide
 from jojax.errors import UserError
 
 IMPLEMENTATIONS = ("auto", "xla", "chunked")
@@ -145,6 +145,41 @@ def scan_keys(q, keys, query: Sites, edge: Edge | None, causal, scale, dtype):
     (_, total, acc, _), _ = lax.scan(body, start, keys, reverse=True)
     out = acc / jnp.where(total == 0, 1, total)[..., None]
     return jnp.moveaxis(out, 3, 1).astype(dtype)
+
+
+def journey_attention(q, k, v, journey: Journey, ctx: Context, *, causal=True, implementation="auto"):
+    """c_k of the formula of `jojax.encodings.base`, for whole sequences: q [B, L, H, D], k [B, L, G, D], v [B, L, G, E]
+    -> [B, L, H, E]. Documents (`ctx.segment`) do not see each other."""
+    scale, edge, sites = q.shape[-1] ** -0.5, journey.edge, Sites(jnp.arange(q.shape[1]), ctx.segment)
+    q, k, v, home = transport(journey, q, k, v, ctx.placed)
+    edge_key = None if edge is None else edge.key
+    more = dict(causal=causal, scale=scale, edge=edge, edge_key=edge_key, implementation=implementation)
+    return home(attend(q, k, v, sites, sites, **more))
+
+
+def transport(journey: Journey, q, k, v, placed=None, norm=None):
+    """q [B, L, H, D] -> [B, L, G, R, D], k and v [B, L, G, ...]: all in the frames of their sites, a low-rank bias as
+    features; and the way home for the output, to [B, L, H, E]. `norm` (q, k -> q, k) acts between the two."""
+
+    def placed_frame(frame):
+        return frame if frame is None or placed is None else frame.where(placed)
+
+    B, L, H, D = q.shape
+    q = q.reshape(B, L, k.shape[2], -1, D)
+    frame, value_frame = placed_frame(journey.frame), placed_frame(journey.value_frame)
+    if frame is not None:
+        q, k = frame.dual(q), frame.apply(k)
+    if norm is not None:
+        q, k = norm(q, k)
+    if journey.lift is not None:
+        lift = journey.lift
+        if placed is not None:
+            lift = tuple(jnp.where(placed[..., None, None], t, 0) for t in lift)
+        q, k = with_lift(q, k, lift, D)
+    if value_frame is None:
+        return q, k, v, lambda o: o.reshape(B, L, H, -1)
+    back = value_frame.invert if journey.restore else lambda o: o
+    return q, k, value_frame.apply(v), lambda o: back(o).reshape(B, L, H, -1)
 
 
 def with_lift(q, k, lift, head_dim):
