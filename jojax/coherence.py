@@ -53,12 +53,16 @@ def distances(ctx, causal):
     return np.where(seen, d, -1)
 
 
+def often(d):
+    """[n]: the distances that enough pairs have."""
+    return np.flatnonzero(np.bincount(d[d >= 0]) >= len(d) / 4)
+
+
 def by_distance(table, d):
-    """The distances that enough pairs have [n], and the means over all pairs at each of them, [heads, n]."""
-    count = np.bincount(d[d >= 0])
-    often = np.flatnonzero(count >= len(d) / 4)
-    sums = np.array([np.bincount(d[d >= 0], of_head[d >= 0]) for of_head in np.asarray(table, float)])
-    return often, sums[:, often] / count[often]
+    """Those distances, and the means over all pairs at each of them, [heads, n]."""
+    x, seen = often(d), d >= 0
+    sums = np.array([np.bincount(d[seen], of_head[seen]) for of_head in np.asarray(table, float)])
+    return x, sums[:, x] / np.bincount(d[seen])[x]
 
 
 def probes(vectors, ctx):

@@ -69,15 +69,16 @@ def draw_match(axis, frame, ctx, d, added, real):
         answer, ylabel = "keys do not travel; the curve is the cosine of what two sites get added", "cosine"
     else:
         axis.axhline(1, color="black")
-        answer = "keys do not travel: the same at every distance"
+        answer = "yes, at every distance: keys do not travel"
     if real:
         curves(axis, *coherence.by_distance(coherence.real_match(frame, ctx), d), ":")
         answer += "; dotted: mean cosine of this run's q and P k"
-    say(axis, "Does a key that equals the query still match at a distance?", answer, ylabel, (-1.05, 1.05))
+    say(axis, "Does a key that equals the query still match at a distance?", answer, ylabel)
+    axis.set_ylim(min(-0.05, axis.get_ylim()[0]), max(1.05, axis.get_ylim()[1]))
 
 
 def draw_bias(axis, table, d):
-    question, ylabel = "What does the path add to the logit?", "b − b at the own site (nats)"
+    question, ylabel = "What does the path add to the logit?", "b_kj − b_kk (nats)"
     if table is None:
         axis.axhline(0, color="black")
         return say(axis, question, "nothing: far and near keys are told apart by their match alone", ylabel, (-1, 1))
@@ -90,7 +91,7 @@ def draw_values(axis, journey, ctx, d):
     if journey.value_frame is None:
         axis.axhline(1, color="black")
         return say(axis, question, "all: values stay as they are", ylabel, (0, 1.1))
-    x, _ = coherence.by_distance(d[None], d)
+    x = coherence.often(d)
     x = np.unique(x[np.geomspace(1, len(x), min(POINTS, len(x))).round().astype(int) - 1])
     alike, up_to = coherence.of_values(journey, ctx, d, x)
     curves(axis, x, alike)
@@ -105,7 +106,7 @@ def draw_operators(figure, axis, frame, ctx, table, added, text):
     if isinstance(frame, PlaneFrame):
         image = np.angle(np.exp(1j * np.asarray(frame.angles[0, :, 0], float))).T
         labels, how = (site, "plane", "radians"), dict(cmap="twilight", vmin=-np.pi, vmax=np.pi)
-        title = "What is its frame?\nthe angle of each plane at every site, first head: slow and fast planes"
+        title = "What is its frame?\nangles, first head: planes that flicker tell near sites apart, slow ones far sites"
     elif frame is not None:
         image = coherence.eigen_angles(frame, ctx, text)
         labels, how = (site, "eigen-angle, by size", "radians"), dict(cmap="viridis", vmin=0)
@@ -137,7 +138,7 @@ def draw(job, params, pair, title, path, real):
 
     (ctx, journey), causal, text = pair, job.model.spec.dims.causal, job.unit == "tokens"
     d, table = coherence.distances(ctx, causal), coherence.bias(journey, ctx, causal)
-    added = coherence.added(job, params, ctx)
+    often, added = coherence.often(d), coherence.added(job, params, ctx)
     figure, axes = plt.subplots(2, 2, figsize=(13, 8), layout="constrained")
     figure.suptitle(title)
     draw_match(axes[0, 0], journey.frame, ctx, d, added, real)
@@ -146,7 +147,7 @@ def draw(job, params, pair, title, path, real):
     frame = journey.value_frame if journey.frame is None else journey.frame
     draw_operators(figure, axes[1, 1], frame, ctx, table, added, text)
     for axis in (*axes[0], axes[1, 0]):
-        axis.set(xlabel="distance k − j (tokens)" if text else "distance (patches)")
+        axis.set(xlabel="distance k − j (tokens)" if text else "distance (patches)", xlim=(0, often[-1]))
         axis.grid(alpha=0.3)
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize=8, ncols=2)
@@ -160,10 +161,10 @@ def show(settings=None, *, workdir=None, length=0, block=-1, out=None):
     """Draw the encoding of a config (before training), or of the run in `workdir`. -> the path of the PNG"""
     if (settings is None) == (workdir is None):
         raise UserError("give a preset's name or --config (before training), or --workdir (a run), one of them")
-    params = None
     if workdir is not None:
         result, settings, job, params, _ = evaluate.restore(workdir)
         job.check_data(result.get("data"), f"{workdir} was trained and evaluated with: put it back")
+    assert settings is not None
     settings.model.remat = False  # a pass that is watched is not run twice
     job = task.make(settings)
     dims, bounded = job.model.spec.dims, job.model.encoding(parent=None).BOUNDED_LENGTH
@@ -176,7 +177,7 @@ def show(settings=None, *, workdir=None, length=0, block=-1, out=None):
     length = length or (dims.length if bounded else LENGTH)
     name, state = evaluate.label(settings), "before training"
     if workdir is None:
-        params, batch = job.init(jax.random.key(settings.seed)), random_batch(job, length)
+        params, batch = jax.jit(job.init)(jax.random.key(settings.seed)), random_batch(job, length)
     else:
         state, batch = str(workdir), held_out_batch(job, length)
     params = jax.device_get(params)
@@ -187,8 +188,8 @@ def show(settings=None, *, workdir=None, length=0, block=-1, out=None):
 
 
 def spec_of(name):
-    """The quick-start config that the preset fits: text's, else images'."""
-    specs = [f"configs/{file}.py:encoding={name}" for file in ("quickstart", "quickstart_vit")]
+    """A config of a small model that the preset fits: of text, else of images."""
+    specs = [f"configs/{file}.py:encoding={name}" for file in ("quickstart", "cifar100_vit_tiny")]
     errors = []
     for spec in specs:
         try:
