@@ -56,6 +56,7 @@ class Sampling:
         return jnp.float32(self.temperature), jnp.int32(self.top_k), jnp.float32(self.top_p)
 
 
+@jax.jit
 def sample(key, logits, temperature, top_k, top_p):
     """An id from logits [V], float32; see Sampling."""
     scaled = logits.astype(jnp.float32) / jnp.where(temperature > 0, temperature, 1)
@@ -123,10 +124,14 @@ class Writer:
 
     def _fresh(self, capacity):
         """The past of a model that has read nothing: zeros start a sequence."""
-        call = functools.partial(self.job.apply, capacity=capacity, rngs=task.evaluation_rngs())
-        _, like = jax.eval_shape(call, self.params, jnp.zeros((1, 1), jnp.int32))
-        zeros = jax.tree.map(lambda t: jnp.zeros(t.shape, t.dtype), like)
+        zeros = jax.tree.map(lambda t: jnp.zeros(t.shape, t.dtype), self._past(capacity))
         return zeros | {"segment": jnp.full_like(zeros["segment"], EMPTY)}
+
+    @functools.cache  # noqa: B019 — a writer lives as long as its run
+    def _past(self, capacity):
+        """Its shapes."""
+        call = functools.partial(self.job.apply, capacity=capacity, rngs=task.evaluation_rngs())
+        return jax.eval_shape(call, self.params, jnp.zeros((1, 1), jnp.int32))[1]
 
     def _advance(self, params, past, ids, pad, key, settings, *, capacity):
         """ids [1, L] read after `past` -> the id drawn to follow them, the new past; `pad` sites precede the text."""

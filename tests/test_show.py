@@ -154,10 +154,9 @@ def test_a_pass_is_watched_once_a_block():
 @pytest.mark.parametrize(
     ("spec", "given"),
     [
-        (f"{runs.VIT},encoding=comrope_ap_qkv", vit()),
-        (f"{runs.VIT},encoding=sincos2d", vit(model__pool="mean")),
-        ("configs/quickstart.py:smoke,encoding=fox", lm()),
-        ("configs/quickstart.py:smoke,encoding=none", lm()),
+        (f"{runs.VIT},encoding=comrope_ap_qkv", vit(model__depth=1)),
+        (f"{runs.VIT},encoding=sincos2d", vit(model__pool="mean", model__depth=1)),
+        ("configs/quickstart.py:smoke,encoding=fox", lm(model__depth=1)),
     ],
 )
 def test_pictures(spec, given, tmp_path):
