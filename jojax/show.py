@@ -1,6 +1,6 @@
-"""What an encoding does, in one picture: `python -m jojax.show NAME`, a preset before training in a small model;
-`--config configs/FILE.py:arg [--config.encoding.x=v]`, that config's; or `--workdir DIR`, a run's on held-out data.
-[--length SITES] [--block N] [--out FILE.png]
+"""What an encoding does, in one picture: `python -m jojax.show NAME`, a preset before training, in a small text model
+or, where it does not fit text, one of images; `--config configs/FILE.py:arg [--config.encoding.x=v]`, a config's; or
+`--workdir DIR`, that of a run, on held-out data. [--length SITES] [--block N] [--out FILE.png]
 
 Four panels, each says what to see: how well a key that equals the query still matches at a distance, what the path adds
 to the logit, what is left of a value that many sites share, and the operators themselves. `jojax.coherence` has the
@@ -202,15 +202,18 @@ def spec_of(name):
 
 def main(_):
     FLAGS = flags.FLAGS
-    settings = None if FLAGS.config is None else cli.parsed_config()[0]
+    if FLAGS.preset and FLAGS.config is not None:
+        raise UserError(f"give either {FLAGS.preset} or --config, which names its encoding itself")
+    settings = config.load(spec_of(FLAGS.preset)) if FLAGS.preset else FLAGS.config and cli.parsed_config()[0]
     print("plot:", show(settings, workdir=FLAGS.workdir, length=FLAGS.length, block=FLAGS.block, out=FLAGS.out))
 
 
 if __name__ == "__main__":
     cli.define_config(required=False)
+    flags.DEFINE_string("preset", None, "a preset of configs/encodings.py; may stand in front without --preset=")
     flags.DEFINE_string("workdir", None, "a run's folder, instead of a config")
     flags.DEFINE_integer("length", 0, "sites of a row of text; 0: 256, or what the encoding has", lower_bound=0)
     flags.DEFINE_integer("block", -1, "which block, from 0; -1: the last")
     flags.DEFINE_string("out", None, "the PNG; default NAME.png, or encoding.png in the run's folder")
     named = len(sys.argv) > 1 and not sys.argv[1].startswith("-")
-    cli.run_main(main, [sys.argv[0], f"--config={spec_of(sys.argv[1])}", *sys.argv[2:]] if named else None)
+    cli.run_main(main, [sys.argv[0], f"--preset={sys.argv[1]}", *sys.argv[2:]] if named else None)
