@@ -13,13 +13,14 @@ from jojax import config as configs
 from jojax.errors import UserError
 
 
-def define_config() -> flags.FlagHolder:
+def define_config(required: bool = True) -> flags.FlagHolder:
     """Define the flag `--config`; call it once, where the module defines its other flags."""
     # new attributes are for `encoding` alone, the only group that is left unlocked
     holder = config_flags.DEFINE_config_file(
         "config", lock_config=False, accept_new_attributes=True, help_string="configs/FILE.py[:arg]"
     )
-    flags.mark_flag_as_required("config")
+    if required:
+        flags.mark_flag_as_required("config")
     return holder
 
 

@@ -3,7 +3,7 @@ Radford et al. 2019).
 
 Both have the same interface:
   encode_documents(texts) -> list of int32 [n], one a text, the end-of-document id last
-  decode(ids) -> str, end-of-document ids left out, broken UTF-8 replaced
+  to_bytes(ids) -> bytes, end-of-document ids left out
   vocab_size, eos: int; token_bytes: int64 [vocab_size], UTF-8 bytes of each token, 0 for eos: over a
   document they sum to its length in bytes, so bits per byte are exact
   save(path): a file that load_tokenizer reads
@@ -35,8 +35,8 @@ class ByteTokenizer:
     def encode_documents(self, texts):
         return [np.append(np.frombuffer(text.encode(), np.uint8), 256).astype(np.int32) for text in texts]
 
-    def decode(self, ids):
-        return bytes(int(i) for i in ids if i != self.eos).decode("utf-8", "replace")
+    def to_bytes(self, ids):
+        return bytes(int(i) for i in ids if i != self.eos)
 
     def save(self, path):
         pathlib.Path(path).write_text(self.json)
@@ -115,8 +115,8 @@ class BPETokenizer:
             out.append(ids)
         return out
 
-    def decode(self, ids):
-        return b"".join(self._pieces[int(i)] for i in ids).decode("utf-8", "replace")
+    def to_bytes(self, ids):
+        return b"".join(self._pieces[int(i)] for i in ids)
 
     def save(self, path):
         pathlib.Path(path).write_text(self.json, encoding="utf-8")

@@ -8,6 +8,7 @@ Logits and softmax in float32 or wider. Who sees whom goes by arrival index and 
 import jax.numpy as jnp
 from jax import lax
 
+from jojax.encodings.base import Context, Journey
 from jojax.errors import UserError
 from jojax.models.chunked import chunked
 from jojax.models.scores import EMPTY, Sites, logits, visible, weighted
@@ -15,7 +16,7 @@ from jojax.models.scores import EMPTY, Sites, logits, visible, weighted
 IMPLEMENTATIONS = ("auto", "xla", "chunked")
 CHUNKED_FROM = 1024  # keys; `auto` takes the O(L) path from here on
 
-__all__ = ["EMPTY", "Sites", "attend", "chunked", "with_lift", "xla"]
+__all__ = ["EMPTY", "Sites", "attend", "chunked", "journey_attention", "transport", "with_lift", "xla"]
 
 
 def attend(q, k, v, query: Sites, key: Sites, *, causal, scale, edge=None, edge_key=None, implementation="auto"):
@@ -45,6 +46,46 @@ def xla(q, k, v, query, key, *, causal, scale, edge=None, edge_key=None):
     total = p.sum(-1)[..., None]
     out = weighted(p, v) / jnp.where(total == 0, 1, total)  # not the weights: saves a pass over [Lq, Lk]
     return jnp.moveaxis(out, 3, 1).astype(v.dtype)
+
+
+def journey_attention(q, k, v, journey: Journey, ctx: Context, *, causal=True, implementation="auto"):
+    """c_k of the formula of `jojax.encodings.base`, for whole sequences: q [B, L, H, D], k [B, L, G, D], v [B, L, G, E]
+    -> [B, L, H, E]. Documents (`ctx.segment`) do not see each other."""
+    scale, edge, sites = scale_of(journey, q.shape[-1]), journey.edge, Sites(jnp.arange(q.shape[1]), ctx.segment)
+    q, k, v, home = transport(journey, q, k, v, ctx.placed)
+    edge_key = None if edge is None else edge.key
+    more = dict(causal=causal, scale=scale, edge=edge, edge_key=edge_key, implementation=implementation)
+    return home(attend(q, k, v, sites, sites, **more))
+
+
+def scale_of(journey: Journey, head_dim):
+    """What multiplies q·k."""
+    return head_dim**-0.5 / journey.temperature
+
+
+def transport(journey: Journey, q, k, v, placed=None, norm=None):
+    """q [B, L, H, D] -> [B, L, G, R, D], k and v [B, L, G, ...]: all in the frames of their sites, a low-rank bias as
+    features; and the way home for the output, to [B, L, H, E]. `norm` (q, k -> q, k) acts between the two."""
+
+    def placed_frame(frame):
+        return frame if frame is None or placed is None else frame.where(placed)
+
+    B, L, H, D = q.shape
+    q = q.reshape(B, L, k.shape[2], -1, D)
+    frame, value_frame = placed_frame(journey.frame), placed_frame(journey.value_frame)
+    if frame is not None:
+        q, k = frame.dual(q), frame.apply(k)
+    if norm is not None:
+        q, k = norm(q, k)
+    if journey.lift is not None:
+        lift = journey.lift
+        if placed is not None:
+            lift = tuple(jnp.where(placed[..., None, None], t, 0) for t in lift)
+        q, k = with_lift(q, k, lift, scale_of(journey, D))
+    if value_frame is None:
+        return q, k, v, lambda o: o.reshape(B, L, H, -1)
+    back = value_frame.invert if journey.restore else lambda o: o
+    return q, k, value_frame.apply(v), lambda o: back(o).reshape(B, L, H, -1)
 
 
 def with_lift(q, k, lift, scale):

@@ -107,9 +107,8 @@ class Block(nn.Module):
             q, k = self.qk_norm(q, k)
         ctx = ctx.replace(residual=x, x=h, q=q, k=k, prefix=None if past is None else past["encoding"])
         journey = encoding.journey(shared, carry, ctx)
-        q = q.reshape(*q.shape[:2], dims.kv_heads, -1, dims.head_dim)
-        scale = dims.head_dim**-0.5 / journey.temperature
-        q, k, v, home = self.transport(journey, q, k, v, ctx.placed, scale)
+        norm = self.qk_norm if spec.qk_norm == "after" else None
+        q, k, v, home = attention.transport(journey, q, k, v, ctx.placed, norm)
         keys = {"key": k, "value": v, "edge": None if journey.edge is None else journey.edge.key}
         new = None
         if self.capacity:
@@ -121,34 +120,13 @@ class Block(nn.Module):
             keys["value"],
             *sites,
             causal=dims.causal,
-            scale=scale,
+            scale=attention.scale_of(journey, dims.head_dim),
             edge=journey.edge,
             edge_key=keys["edge"],
             implementation=spec.attention,
         )
-        o = home(o).reshape(*x.shape[:2], dims.heads, dims.head_dim)
-        out = spec.dense(x.shape[-1], "out", axis=(-2, -1))(o)
+        out = spec.dense(x.shape[-1], "out", axis=(-2, -1))(home(o))
         return nn.Dropout(spec.dropout, deterministic=not ctx.train)(out), new
-
-    def transport(self, journey, q, k, v, placed, scale):
-        """q, k, v in the frames of their sites, biases as features; and the way home for the output."""
-
-        def placed_frame(frame):
-            return frame if frame is None or placed is None else frame.where(placed)
-
-        frame, value_frame = placed_frame(journey.frame), placed_frame(journey.value_frame)
-        if frame is not None:
-            q, k = frame.dual(q), frame.apply(k)
-        if self.spec.qk_norm == "after":
-            q, k = self.qk_norm(q, k)
-        if journey.lift is not None:
-            lift = journey.lift
-            if placed is not None:
-                lift = tuple(jnp.where(placed[..., None, None], t, 0) for t in lift)
-            q, k = attention.with_lift(q, k, lift, scale)
-        if value_frame is None:
-            return q, k, v, lambda o: o
-        return q, k, value_frame.apply(v), value_frame.invert if journey.restore else lambda o: o
 
     def shift(self, h, t, before, restart, name):
         """a_t y_{t−1} + (1 − a_t) y_t, a = σ(h W) a key head; nothing comes before a document's first site.
