@@ -14,17 +14,11 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
-from jojax import checkpoint, cli, metrics, shard, task, writer
+from jojax import checkpoint, cli, extrapolate, metrics, shard, task, writer
 from jojax.data.stream import eval_batches
 from jojax.encodings.build import load
 from jojax.errors import UserError
 from jojax.models.build import pair
-
-
-def even(batch_size, mesh):
-    """The next multiple of the devices that split a batch; padding rows weigh nothing."""
-    parts = mesh.shape["data"] * mesh.shape["fsdp"]
-    return -(-batch_size // parts) * parts
 
 
 def evaluate_split(job: task.Task, params, mesh, *, source=None, offset=None):
@@ -32,7 +26,7 @@ def evaluate_split(job: task.Task, params, mesh, *, source=None, offset=None):
 
     UserError where fewer or more examples were scored than the split has."""
     rows, transform = source or job.valid
-    size = even(min(job.config.eval.batch_size, len(rows)), mesh)
+    size = shard.even(min(job.config.eval.batch_size, len(rows)), mesh)
     batches = eval_batches(rows, size, jax.process_index(), jax.process_count(), transform=transform)
     constants = job.eval_constants() if offset is None else np.asarray(offset, np.float32)
     total = None
@@ -54,7 +48,7 @@ def evaluate_resolutions(config, params, mesh, resolutions, offsets=((0.0, 0.0),
     patches, or an offset for an encoding that is a table and has no answer outside it."""
     old = task.make(config)
     if old.model.encoding(parent=None).BOUNDED_LENGTH and np.any(np.asarray(offsets)):
-        raise UserError(f"{label(config)} is a table of the training grid: it has no answer at an offset")
+        raise UserError(f"{task.label(config)} is a table of the training grid: it has no answer at an offset")
     rows = []
     for resolution in resolutions:
         job = at_resolution(config, resolution)
@@ -84,11 +78,6 @@ def resized(config, params, old_grid, new_grid):
     if old_grid == new_grid or resize is None or "encoding" not in params:
         return params
     return {**params, "encoding": resize(params["encoding"], old_grid, new_grid)}
-
-
-def label(config):
-    """The encoding's name in tables: its preset, else its module."""
-    return config.encoding.get("preset", config.encoding.name)
 
 
 # ------------------------------------------------------------------------------------ command
@@ -132,8 +121,6 @@ def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=()):
 
     lengths, stride: see extrapolate.evaluate_lengths (language models). resolutions, offsets: see
     evaluate_resolutions; an offset counts for both axes (vision models)."""
-    from jojax import extrapolate
-
     result, config, job, params, mesh = restore(workdir)
     if job.unit == "images" and (lengths or stride):
         raise UserError("--lengths and --stride are for language models; this run trained a vision model")
@@ -156,7 +143,7 @@ def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=()):
         say(extrapolate.table(scores))
         name = add(found, result, "sliding" if stride else "extrapolation", scores, lengths)
         if jax.process_index() == 0:
-            say("plot:", extrapolate.plot({label(config): scores}, Path(workdir) / f"{name}.png"))
+            say("plot:", extrapolate.plot({task.label(config): scores}, Path(workdir) / f"{name}.png"))
     if resolutions or offsets:
         sizes, shifts = resolutions or (config.data.image_size,), [(o, o) for o in offsets or (0.0,)]
         scores = evaluate_resolutions(config, params, mesh, sizes, shifts)
