@@ -26,8 +26,7 @@ ALLOWED = {
     "task": LEAVES | {"models", "data", "encodings"},
     "evaluate": LEAVES | {"models", "data", "encodings", "task", "checkpoint", "extrapolate"},
     "extrapolate": LEAVES | {"data", "encodings", "task"},
-    "laws": LEAVES | {"models", "encodings", "laws_journey"},
-    "laws_journey": {"encodings", "errors"},
+    "laws": LEAVES | {"models", "encodings", "laws"},
 }
 
 
