@@ -1,6 +1,8 @@
 """What encodings claim of themselves, for every preset, on the encoding alone: what is claimed holds, what is not
 claimed fails. The claims RELATIVE and STREAMS are in test_contract.py; the laws that can fail are in test_laws.py."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -36,7 +38,7 @@ def test_all_presets_are_among_the_cases():
 @pytest.mark.parametrize(("kind", "changes"), [("text", {"length": 10}), ("vision", {"grid": (2, 6)})])
 def test_a_table_says_where_it_ends(kind, changes):
     s = zoo.subject("learned", kind)
-    dims = journeys.dataclasses.replace(s.dims, **changes)
+    dims = dataclasses.replace(s.dims, **changes)
     sites = f"end at {10 if kind == 'text' else 12}, the input has {s.L}"
     with jax.enable_x64(True), pytest.raises(UserError, match=sites):
         journeys.shapes(encodings.build(s.config, dims, "float64")(parent=None), s.ctx)

@@ -184,7 +184,7 @@ BREAKS = {
     "flat": (Winds, Modest),
     "order": (Anywhere, Modest),
     "bounded": (Endless, Ends),
-    "chunks": (Suffix, Leaks, Modest),
+    "chunks": (Suffix, Modest),
     "sites": (Suffix,),
     "packed": (Leaks,),
     "causal": (Foresees,),

@@ -178,12 +178,13 @@ def narrow_gradients(s):
 
 def gradients(s):
     """How many parameters have gradients that are not finite, or, of the encoding's, that nothing depends on: exactly
-    zero in some block in bfloat16, or no change of the logits in float64 where rounding hides the zero."""
+    zero in some block in bfloat16, or (where rounding hides a zero) no change of the logits in float64."""
     grads = narrow_gradients(s)
     bad = sum(not np.isfinite(g).all() or g.dtype != np.float32 for g in jax.tree.leaves(grads))
     for path, g in jax.tree_util.tree_leaves_with_path(grads):
         if "['encoding']" in jax.tree_util.keystr(path):
             blocks = g.reshape(len(g), -1) if path[0].key == "blocks" else g.reshape(1, -1)
+            # another value of this leaf alone
             nudged = jax.tree_util.tree_map_with_path(lambda p, t, at=path: np.sin(t) if p == at else t, s.params)
             bad += not np.abs(blocks).max(1).all() or far(s.logits(params=nudged), s.whole) < 1e-9
     return float(bad)
