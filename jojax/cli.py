@@ -4,6 +4,7 @@ exit code 2."""
 import re
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from absl import app, flags, logging
@@ -37,21 +38,21 @@ def parsed_config() -> tuple[ConfigDict, str, dict[str, Any]]:
     return configs.validate(config), config_flags.get_config_filename(flag), overrides
 
 
-def run_main(main: Callable[[Sequence[str]], Any], argv: Sequence[str] | None = None) -> None:
+def run_main(main: Callable[[Sequence[str]], Any], argv: Sequence[str] | None = None, positional: bool = False) -> None:
     """`absl.app.run(main)`, but what the user can mend is told in one sentence on stderr, with exit code 2.
 
-    Bugs keep their traceback. The config is looked over before ml_collections parses it, whose own errors are
-    tracebacks for a missing file or an unknown key.
+    `positional`: main takes arguments that are no options. Bugs keep their traceback. The config is looked over
+    before ml_collections parses it, whose own errors are tracebacks for a missing file or an unknown key.
     """
     try:
         logging.set_verbosity(logging.WARNING)  # libraries tell of backends that are not there, fonts, …
-        app.run(main, argv=list(sys.argv if argv is None else argv), flags_parser=_parse)
+        app.run(main, argv=list(sys.argv if argv is None else argv), flags_parser=partial(_parse, positional))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-def _parse(argv: list[str]) -> list[str]:
+def _parse(positional: bool, argv: list[str]) -> list[str]:
     arguments = argv[1 : argv.index("--")] if "--" in argv else argv[1:]
     spec = _value(arguments, "config")
     reference = configs.load(spec) if spec is not None and "config" in flags.FLAGS else None
@@ -63,7 +64,7 @@ def _parse(argv: list[str]) -> list[str]:
         rest = flags.FLAGS(argv)
     except flags.Error as error:
         raise UserError(_sentence(str(error), reference)) from error
-    if len(rest) > 1:
+    if len(rest) > 1 and not positional:
         raise UserError(f"argument {rest[1]!r} is not understood: options look like --name=value.")
     return rest
 

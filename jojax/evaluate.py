@@ -16,7 +16,7 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
-from jojax import checkpoint, cli, metrics, shard, task, writer
+from jojax import checkpoint, cli, extrapolate, metrics, shard, task, writer
 from jojax.data.stream import eval_batches
 from jojax.encodings import fold as folding
 from jojax.encodings.build import load
@@ -24,18 +24,12 @@ from jojax.errors import UserError
 from jojax.models.build import pair
 
 
-def even(batch_size, mesh):
-    """The next multiple of the devices that split a batch; padding rows weigh nothing."""
-    parts = mesh.shape["data"] * mesh.shape["fsdp"]
-    return -(-batch_size // parts) * parts
-
-
 def evaluate_split(job: task.Task, params, mesh, *, source=None, offset=None):
     """Exact metrics over a split (default: the valid split). -> {metric: value}, number scored.
 
     UserError where fewer or more examples were scored than the split has."""
     rows, transform = source or job.valid
-    size = even(min(job.config.eval.batch_size, len(rows)), mesh)
+    size = shard.even(min(job.config.eval.batch_size, len(rows)), mesh)
     batches = eval_batches(rows, size, jax.process_index(), jax.process_count(), transform=transform)
     constants = job.eval_constants() if offset is None else np.asarray(offset, np.float32)
     total = None
@@ -58,7 +52,7 @@ def evaluate_resolutions(config, params, mesh, resolutions, offsets=((0.0, 0.0),
     old = task.make(config)
     encoding = old.model.encoding(parent=None)
     if encoding.BOUNDED_LENGTH and not encoding.RELATIVE and np.any(np.asarray(offsets)):
-        raise UserError(f"{label(config)} is a table of the training grid: it has no answer at an offset")
+        raise UserError(f"{task.label(config)} is a table of the training grid: it has no answer at an offset")
     rows = []
     for resolution in resolutions:
         job = at_resolution(config, resolution)
@@ -92,11 +86,6 @@ def resized(config, params, old_grid, new_grid):
         return {**tree, "encoding": resize(tree["encoding"], old_grid, new_grid)} if "encoding" in tree else tree
 
     return fit(params) | {"blocks": fit(params["blocks"])}
-
-
-def label(config):
-    """The encoding's name in tables: its preset, else its module."""
-    return config.encoding.get("preset", config.encoding.name)
 
 
 # ------------------------------------------------------------------------------------ command
@@ -139,11 +128,9 @@ def _tuples(value):
 
 def folded(job, params, mesh):
     """(task, parameters) of the same model with plain rope, its frames in its projections. UserError: there is none."""
-    from jojax.extrapolate import gather
-
-    options, params = folding.fold(job.model.encoding(parent=None), jax.tree.map(gather, params))
+    options, params = folding.fold(job.model.encoding(parent=None), jax.tree.map(extrapolate.gather, params))
     config = ConfigDict(job.config.to_dict())
-    config.encoding = ConfigDict({"preset": f"{label(config)} folded", **options})
+    config.encoding = ConfigDict({"preset": f"{task.label(config)} folded", **options})
     return task.make(config), jax.tree.map(jax.device_put, params, shard.shardings(params, mesh))
 
 
@@ -153,8 +140,6 @@ def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=(), c
     lengths, stride: see extrapolate.evaluate_lengths (language models). resolutions, offsets: see
     evaluate_resolutions; an offset counts for both axes (vision models). changes: {option: value} of the encoding.
     fold: the model folded into plain rope."""
-    from jojax import extrapolate
-
     result, config, job, params, mesh = restore(workdir, changes)
     if job.unit == "images" and (lengths or stride):
         raise UserError("--lengths and --stride are for language models; this run trained a vision model")
@@ -182,7 +167,7 @@ def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=(), c
         say(extrapolate.table(scores))
         name = add(found, result, ("sliding" if stride else "extrapolation") + kind, scores, lengths, changed)
         if jax.process_index() == 0:
-            title = label(config) + suffix(changes)
+            title = task.label(config) + suffix(changes)
             say("plot:", extrapolate.plot({title: scores}, Path(workdir) / f"{name}.png"))
     if resolutions or offsets:
         sizes, shifts = resolutions or (config.data.image_size,), [(o, o) for o in offsets or (0.0,)]

@@ -13,11 +13,10 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jojax import shard
+from jojax import shard, task
 from jojax.data import windows
 from jojax.data.stream import eval_batches
 from jojax.errors import UserError
-from jojax.evaluate import even, label
 
 BINS = 64  # of the loss by position
 
@@ -32,7 +31,7 @@ def window_sets(job, lengths, stride=0):
     lengths = sorted(set(lengths) - set(refused))
     if not lengths:
         raise UserError(
-            f"encoding {label(job.config)} is a table of {trained} positions and has no answer at {refused[0]}: "
+            f"encoding {task.label(job.config)} is a table of {trained} positions and has no answer at {refused[0]}: "
             f"evaluate it at lengths up to {trained}"
         )
     text, most = job.corpus("valid"), job.config.eval.document_tokens
@@ -72,7 +71,7 @@ class Score:
         self.loss, self.count = np.zeros(length), np.zeros(length)  # by position
         self.documents: dict[int, np.ndarray] = {}  # document -> (loss, count)
         self.bytes = 0
-        size = even(min(max(1, job.config.eval.tokens_per_batch // length), len(rows)), mesh)
+        size = shard.even(min(max(1, job.config.eval.tokens_per_batch // length), len(rows)), mesh)
         batches = eval_batches(rows, size, jax.process_index(), jax.process_count())
         step = _step(job)
         for _ in range(len(batches)):

@@ -117,7 +117,7 @@ class Writer:
         most = self.job.config.data.length
         if sites > most:
             raise UserError(
-                f"encoding {evaluate.label(self.job.config)} is a table of {most} positions: a prompt of {n} tokens "
+                f"encoding {task.label(self.job.config)} is a table of {most} positions: a prompt of {n} tokens "
                 f"and --tokens={count} need {sites}; shorten them"
             )
         return n, most

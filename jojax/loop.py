@@ -251,7 +251,7 @@ def finish(run: Run, record):
         record["extrapolation"] = extrapolate.evaluate_lengths(job, params, run.mesh, config.eval.lengths)
         say(extrapolate.table(record["extrapolation"]))
         if jax.process_index() == 0:
-            plotted = {evaluate.label(config): record["extrapolation"]}
+            plotted = {task.label(config): record["extrapolation"]}
             say(f"plot: {extrapolate.plot(plotted, run.workdir / 'extrapolation.png')}")
     if job.unit == "images" and config.eval.resolutions:
         record["resolutions"] = evaluate.evaluate_resolutions(config, params, run.mesh, config.eval.resolutions)

@@ -96,6 +96,12 @@ def check_batch(batch_size: int, mesh: Mesh, accumulate: int = 1) -> None:
         )
 
 
+def even(batch_size: int, mesh: Mesh) -> int:
+    """The next multiple of the devices that split a batch; padding rows weigh nothing."""
+    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    return -(-batch_size // parts) * parts
+
+
 def local_rows(batch_size: int, mesh: Mesh) -> np.ndarray:
     """Row numbers of the global batch that this process must supply, ascending int64, as `to_global` expects
     them.

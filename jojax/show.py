@@ -175,7 +175,7 @@ def show(settings=None, *, workdir=None, length=0, block=-1, out=None):
     if not -dims.depth <= block < dims.depth:
         raise UserError(f"--block={block}: the model has {dims.depth}, counted from 0, or backwards from -1")
     length = length or (dims.length if bounded else LENGTH)
-    name, state = evaluate.label(settings), "before training"
+    name, state = task.label(settings), "before training"
     if workdir is None:
         params, batch = jax.jit(job.init)(jax.random.key(settings.seed)), random_batch(job, length)
     else:

@@ -190,6 +190,11 @@ def evaluation_rngs():
     return {"encoding": jax.random.key(0)}
 
 
+def label(config):
+    """The encoding's name in tables: its preset, else its module."""
+    return config.encoding.get("preset", config.encoding.name)
+
+
 def make(config) -> Text | Images:
     model = build.build(config)
     return (Text if config.model.kind == "lm" else Images)(config, model)

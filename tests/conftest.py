@@ -1,6 +1,7 @@
 """Eight virtual CPU devices for the sharding tests, no accelerator, no network; set before jax starts a backend."""
 
 import os
+import sys
 from importlib.metadata import version
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -23,3 +24,15 @@ import pytest
 @pytest.fixture
 def rng():
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """write(module, text) into a package of the user's."""
+    folder = tmp_path / "mypackage"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    yield lambda module, text: (folder / f"{module}.py").write_text(text)
+    for name in [n for n in sys.modules if n.split(".")[0] == "mypackage"]:
+        del sys.modules[name]

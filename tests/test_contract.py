@@ -1,6 +1,5 @@
-"""The laws that every encoding of a causal model gets for free, in float64: packing, chunking, causality, claims."""
-
-import itertools
+"""The laws that every encoding gets for free in a model, in float64: packing, chunking, causality, coordinates,
+gradients; and what models with them share."""
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +7,8 @@ import numpy as np
 import pytest
 
 import zoo
+from jojax import laws
 from jojax.encodings.base import Context
-from jojax.encodings.rope import Rope
 
 B, L = zoo.B, zoo.L
 
@@ -20,105 +19,34 @@ def float64():
         yield
 
 
-# rows of two or three documents that start at odd places
-SEGMENT = np.array([[4] * 5 + [9] * 6, [2] * 3 + [7] * 1 + [0] * 7])
-POSITION = np.array([[*range(5), *range(6)], [*range(3), 0, *range(7)]])
+POSITION, SEGMENT = (t[:, :L] for t in (laws.models.POSITION, laws.models.SEGMENT))
 
 
-def call(name, toks=None, position=POSITION, segment=SEGMENT, **options):
-    params = zoo.lm_params(name, **options)
-    toks = zoo.tokens() if toks is None else toks
-    pos, seg = jnp.asarray(position), jnp.asarray(segment)
-    return np.asarray(zoo.run(zoo.lm(name, **options), params, toks, position=pos, segment=seg))
-
-
+@pytest.mark.parametrize("law", ["packed", "causal", "chunks", "sites"])
 @pytest.mark.parametrize("name", zoo.TEXT)
-def test_packed_documents_equal_the_same_alone(name):
-    packed = call(name)
-    toks = np.asarray(zoo.tokens())
-    for row in range(B):
-        for document in np.unique(SEGMENT[row]):
-            inside = SEGMENT[row] == document
-            n = inside.sum()
-            # alone: first in its row, another document as filler behind it (causal, so it cannot matter)
-            alone_toks, position, segment = toks.copy(), POSITION.copy(), np.full((B, L), 50)
-            alone_toks[row] = (toks[row] + 3) % zoo.V
-            alone_toks[row, :n] = toks[row, inside]
-            position[row, :n], segment[row, :n] = np.arange(n), document
-            alone = call(name, jnp.asarray(alone_toks), position, segment)
-            np.testing.assert_allclose(alone[row, :n], packed[row, inside], atol=1e-10)
-    one = call(name, segment=np.full((B, L), 1))
-    assert np.abs(one - packed).max() > 1e-3  # one document would see across
+def test_laws_of_sequences(name, law):
+    zoo.holds(law, name, "text")
 
 
-def in_chunks(model, params, cuts):
-    past, outs = None, []
-    for a, b in itertools.pairwise(cuts):
-        args = {"position": jnp.asarray(POSITION[:, a:b]), "segment": jnp.asarray(SEGMENT[:, a:b])}
-        out, past = zoo.run(model, params, zoo.tokens()[:, a:b], past=past, capacity=13, **args)
-        outs.append(out)
-    return np.concatenate(outs, 1)
-
-
-@pytest.mark.parametrize("name", zoo.TEXT)
-def test_any_chunking_equals_the_whole(name):
-    chunked = in_chunks(zoo.lm(name), zoo.lm_params(name), (0, 4, 8, 11))
-    np.testing.assert_allclose(chunked, call(name), atol=1e-10)
-
-
-@pytest.mark.parametrize("attention", ["xla", "chunked"])
-@pytest.mark.parametrize("name", ["jo_projected", "jo_random", "grape_ap_strict", "alibi"])
-def test_site_by_site_equals_the_whole(name, attention):
-    steps = in_chunks(zoo.lm(name, attention=attention), zoo.lm_params(name), range(L + 1))
-    np.testing.assert_allclose(steps, call(name), atol=1e-10)
-
-
-class Suffix(Rope):
-    """Sums −ω over what is left of a chunk, as released code does."""
-
-    def journey(self, shared, carry, ctx):
-        past = jnp.arange(ctx.position.shape[1]) - float(ctx.position.shape[1])
-        past = jnp.broadcast_to(past[:, None], ctx.position.shape)
-        return super().journey(shared, carry, ctx.replace(position=past))
-
-
-def test_suffix_sums_are_right_as_a_whole_and_cannot_be_handed_on():
-    model, params = zoo.lm_of({"name": f"{__name__}.Suffix", "transport": "qkv"}), zoo.lm_params("jo_fixed")
-    args = {"position": jnp.asarray(POSITION), "segment": jnp.asarray(SEGMENT)}
-    np.testing.assert_allclose(zoo.run(model, params, zoo.tokens(), **args), call("jo_fixed"), atol=1e-10)
-    assert np.abs(in_chunks(model, params, (0, 4, 8, 11)) - call("jo_fixed")).max() > 1e-3
-
-
-class Away(Rope):
-    """Values travel and do not come home."""
-
-    def journey(self, shared, carry, ctx):
-        return super().journey(shared, carry, ctx).replace(restore=False)
-
-
-def test_values_that_do_not_come_home_belong_to_places():
-    """Against its own shift by 5, which the way home would undo."""
-    model, params = zoo.lm_of({"name": f"{__name__}.Away", "transport": "qkv"}), zoo.lm_params("jo_fixed")
-    here, there = (zoo.run(model, params, zoo.tokens(), position=jnp.arange(L)[None] + s) for s in (0, 5))
-    assert np.abs(here - there).max() > 1e-3
-
-
-@pytest.mark.parametrize("name", zoo.TEXT)
-def test_the_future_is_invisible_bit_for_bit(name):
-    before = call(name)
-    for t in (3, 8):
-        changed = zoo.tokens().at[:, t].set((zoo.tokens()[:, t] + 1) % zoo.V)
-        after = call(name, changed)
-        assert (after[:, :t] == before[:, :t]).all()
-        assert (after[:, t] != before[:, t]).any()
-
-
-@pytest.mark.parametrize("name", zoo.TEXT)
-def test_claim_relative(name):
+@pytest.mark.parametrize(("name", "kind"), zoo.MODELS)
+def test_claim_relative(name, kind):
     """Shifting all coordinates changes nothing, exactly where the encoding says so."""
-    claims = zoo.lm(name).encoding(parent=None).RELATIVE
-    change = np.abs(call(name, position=POSITION + 1000) - call(name)).max()
-    assert change < 1e-9 if claims else change > 1e-4
+    zoo.holds("relative", name, kind)
+
+
+@pytest.mark.parametrize(("name", "kind"), zoo.families(zoo.MODELS))
+def test_gradients(name, kind):
+    zoo.holds("gradients", name, kind)
+
+
+@pytest.mark.parametrize("name", ["jo_projected", "jo_random", "grape_ap_strict", "alibi"])
+def test_site_by_site_in_chunked_attention_equals_the_whole(name):
+    assert laws.models.site_by_site(zoo.subject(name, "text"), "chunked") < 1e-10
+
+
+@pytest.mark.parametrize("name", [n for n, k in zoo.MODELS if laws.LAWS["start"].applies(zoo.subject(n, k))])
+def test_starts_bit_for_bit(name):
+    assert laws.LAWS["start"].check(zoo.subject(name, "text")).residual == 0
 
 
 @pytest.mark.parametrize("name", ["jo_projected", "grape_ap_strict"])
@@ -127,11 +55,12 @@ def test_unrolled_scanned_and_remat_are_equal(name):
         nll = model.apply({"params": params}, zoo.tokens(), segment=jnp.asarray(SEGMENT), targets=zoo.tokens(3))
         return nll.mean()
 
-    params = zoo.lm_params(name)
+    dims = (("depth", 2),)
+    params = zoo.lm_params(name, dims=dims)
     results = []
     for switches in ((("scan", True),), (("scan", False),), (("scan", True), ("remat", True))):
         value = jax.jit(jax.value_and_grad(loss), static_argnums=1)
-        results.append(value(params, zoo.lm(name, model=switches)))
+        results.append(value(params, zoo.lm(name, dims=dims, model=switches)))
     for other in results[1:]:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-12), results[0], other)
     largest = {
@@ -155,14 +84,6 @@ def test_jo_projected_starts_as_jo_fixed(dtype):
     np.testing.assert_array_equal(outs[0], outs[1])
     np.testing.assert_array_equal(outs[2], outs[3])
     assert np.abs(outs[0] - outs[2]).max() > 1e-4  # values do travel
-
-
-@pytest.mark.parametrize("name", ["jo_projected_mlp", "jo_pemb"])
-def test_other_sources_start_as_jo_fixed(name):
-    params = zoo.lm_params(name, 0)
-    bare = {**params, "blocks": {k: v for k, v in params["blocks"].items() if k != "encoding"}}
-    started = zoo.run(zoo.lm(name), params, zoo.tokens())
-    np.testing.assert_array_equal(started, zoo.run(zoo.lm("jo_fixed"), bare, zoo.tokens()))
 
 
 def test_an_angle_base_left_out_is_another_model():

@@ -25,7 +25,8 @@ ALLOWED = {
     "result": LEAVES | {""},
     "task": LEAVES | {"models", "data", "encodings"},
     "evaluate": LEAVES | {"models", "data", "encodings", "task", "checkpoint", "extrapolate"},
-    "extrapolate": LEAVES | {"data", "encodings", "evaluate"},
+    "extrapolate": LEAVES | {"data", "encodings", "task"},
+    "laws": LEAVES | {"models", "encodings", "laws"},
 }
 
 
@@ -34,21 +35,77 @@ def room(path):
     return "" if parts == ("__init__",) else parts[0]
 
 
-def imported(path):
-    """(top package, room) of every import in a file, those inside functions too."""
+def imports(path):
+    """The dotted name of every import in a file, those inside functions too; for `from a import b`, a.b."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            names = [node.module]
-            if node.module == "jojax":
-                names = [f"jojax.{a.name}" if not a.name.startswith("_") else "jojax" for a in node.names]
-        else:
-            continue
-        for name in names:
-            top, _, rest = name.partition(".")
-            yield top, rest.partition(".")[0]
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imported(path):
+    """(top package, room) of every import in a file."""
+    for name in imports(path):
+        top, _, rest = name.partition(".")
+        target = rest.partition(".")[0]
+        yield top, "" if target.startswith("__") else target
+
+
+def names(root, path):
+    """The dotted name of a module; a package's is that of its folder."""
+    parts = path.relative_to(root.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def circle(root):
+    """The first circle among the modules under a package's folder, as a list of names, or None."""
+    modules = {names(root, path): path for path in root.rglob("*.py")}
+
+    def loaded(name, target):
+        """What an import runs: the module, or the one that has the thing, and the packages around it."""
+        target = target if target in modules else target.rpartition(".")[0]
+        parts = target.split(".")
+        around = {".".join(parts[: n + 1]) for n in range(len(parts))} & modules.keys()
+        return {n for n in around if not f"{name}.".startswith(f"{n}.")}
+
+    graph = {name: set().union(*(loaded(name, n) for n in imports(path))) for name, path in modules.items()}
+    done = set()
+
+    def visit(name, way):
+        if name in way:
+            return [*way[way.index(name) :], name]
+        if name not in done:
+            for target in sorted(graph[name]):
+                if found := visit(target, [*way, name]):
+                    return found
+            done.add(name)
+        return None
+
+    return next(filter(None, (visit(name, []) for name in sorted(graph))), None)
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    assert circle(ROOT / "jojax") is None
+
+
+def test_a_circle_is_found(tmp_path):
+    """Also through a package, and where one import hides in a function."""
+    root = tmp_path / "house"
+    (root / "inner").mkdir(parents=True)
+    for path, text in {
+        "__init__.py": "",
+        "a.py": "from house import b",
+        "b.py": "def later():\n    from house.inner.c import thing",
+        "inner/__init__.py": "from house.inner.c import thing\nimport house.d",
+        "inner/c.py": "import ast",
+        "d.py": "import ast",
+    }.items():
+        (root / path).write_text(text)
+    assert circle(root) is None
+    (root / "d.py").write_text("from house.a import name")
+    assert circle(root) == ["house.a", "house.b", "house.inner", "house.d", "house.a"]
 
 
 @pytest.mark.parametrize("path", LIBRARY, ids=lambda p: str(p.relative_to(ROOT)))

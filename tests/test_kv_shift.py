@@ -1,17 +1,18 @@
 """Keys and values mixed with those of the site before: the formula, documents in one row, chunks, what is refused."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import reference
-import test_contract
 import zoo
+from configs.encodings import preset
+from jojax import laws
 from jojax.errors import UserError
 from test_formulas import DEPTH, TOKS, nope
 
 SHIFTED = dict(kv_shift=True)
+SUBJECT = laws.models.Subject(preset("jo_projected"), "text", **SHIFTED)
 
 
 def test_formula():
@@ -27,19 +28,9 @@ def test_formula():
         assert np.abs(got - reference.forward(left_out, np.asarray(TOKS)[0], nope, DEPTH)).max() > 1e-3
 
 
-def test_documents_and_chunks():
-    with jax.enable_x64(True):
-        packed = test_contract.call("jo_projected", **SHIFTED)
-        model, params = zoo.lm("jo_projected", **SHIFTED), zoo.lm_params("jo_projected", **SHIFTED)
-        chunks = test_contract.in_chunks(model, params, (0, 4, 8, 11))
-        np.testing.assert_allclose(chunks, packed, atol=1e-10)
-        toks, rest = np.asarray(zoo.tokens()), np.arange(zoo.L - 5)
-        alone = toks.copy()  # the second document of row 0 first in its row, a filler behind it
-        alone[0] = np.concatenate([toks[0, 5:], toks[0, :5]])
-        segment, position = np.full_like(alone, 50), np.tile(np.arange(zoo.L), (zoo.B, 1))
-        segment[0, : rest.size] = test_contract.SEGMENT[0, 5]
-        out = test_contract.call("jo_projected", jnp.asarray(alone), position, segment, **SHIFTED)
-        np.testing.assert_allclose(out[0, : rest.size], packed[0, 5:], atol=1e-10)
+@pytest.mark.parametrize("law", ["packed", "chunks", "sites", "causal"])
+def test_laws(law):
+    assert laws.LAWS[law].check(SUBJECT).good
 
 
 def test_refused_where_sites_have_no_order():

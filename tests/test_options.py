@@ -1,7 +1,6 @@
 """Options of encodings: what is refused, in which words; encodings of the user's own, by a dotted path."""
 
 import re
-import sys
 from pathlib import Path
 
 import jax
@@ -271,18 +270,6 @@ def test_learned_frequencies_start_at_the_published_ones(form, shared):
 
 
 # The user's own
-
-
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    """write(module, text) into a package of the user's."""
-    folder = tmp_path / "mypackage"
-    folder.mkdir()
-    (folder / "__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    yield lambda module, text: (folder / f"{module}.py").write_text(text)
-    for name in [n for n in sys.modules if n.split(".")[0] == "mypackage"]:
-        del sys.modules[name]
 
 
 def test_the_encoding_of_the_readme(package):

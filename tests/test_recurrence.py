@@ -1,6 +1,6 @@
 """The recurrence as token mixer, in float64: its formula in loops, and the laws that attention keeps too."""
 
-import functools
+import itertools
 from pathlib import Path
 
 import jax
@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import reference
-import test_contract
 import zoo
 from configs.encodings import preset
 from jojax import config, loop
@@ -20,13 +19,26 @@ from test_contract import POSITION, SEGMENT
 B, L = zoo.B, zoo.L
 QUICKSTART = f"{Path(__file__).resolve().parent.parent}/configs/quickstart.py:smoke,encoding="
 OPTIONS = dict(mixer="recurrence", attention="auto", dims=(("kv_heads", 6),))
-call = functools.partial(test_contract.call, "sinusoidal", **OPTIONS)
 
 
 @pytest.fixture(autouse=True)
 def float64():
     with jax.enable_x64(True):
         yield
+
+
+def call(toks=None, segment=SEGMENT):
+    params, toks = zoo.lm_params("sinusoidal", **OPTIONS), zoo.tokens() if toks is None else toks
+    return np.asarray(zoo.run(zoo.lm("sinusoidal", **OPTIONS), params, toks, position=POSITION, segment=segment))
+
+
+def in_chunks(cuts):
+    model, params, past, outs = zoo.lm("sinusoidal", **OPTIONS), zoo.lm_params("sinusoidal", **OPTIONS), None, []
+    for a, b in itertools.pairwise(cuts):
+        args = {"position": POSITION[:, a:b], "segment": SEGMENT[:, a:b], "past": past, "capacity": 13}
+        out, past = zoo.run(model, params, zoo.tokens()[:, a:b], **args)
+        outs.append(out)
+    return np.concatenate(outs, 1)
 
 
 def sigmoid(x):
@@ -69,8 +81,7 @@ def test_packed_documents_are_the_formula_of_each_alone():
 
 @pytest.mark.parametrize("cuts", [(0, 4, 8, 11), range(L + 1)], ids=["chunks", "sites"])
 def test_chunks_equal_the_whole(cuts):
-    model, params = zoo.lm("sinusoidal", **OPTIONS), zoo.lm_params("sinusoidal", **OPTIONS)
-    np.testing.assert_allclose(test_contract.in_chunks(model, params, cuts), call(), atol=1e-10)
+    np.testing.assert_allclose(in_chunks(cuts), call(), atol=1e-10)
 
 
 def test_a_state_that_is_not_handed_on_is_missed():

@@ -34,15 +34,6 @@ def logits(model, params, x, **kw):
     return np.asarray(jax.jit(lambda p, x: model.apply({"params": p}, x, **kw))(params, x))
 
 
-@pytest.mark.parametrize("name", zoo.VISION)
-def test_offsets_change_what_is_not_relative_and_nothing_else(name):
-    """In patches, fractional too. Without a class token: that has no place, so its journeys do see the offset."""
-    model, params = made(name, model=(("pool", "mean"),))
-    base, moved = (logits(model, params, image(), offset=o) for o in ((0.0, 0.0), (7.5, -3.25)))
-    relative = model.encoding(parent=None).RELATIVE
-    assert np.abs(base - moved).max() < 1e-10 if relative else np.abs(base - moved).max() > 1e-4
-
-
 @pytest.mark.parametrize("name", [n for n in zoo.VISION if n != "none"])
 def test_order_matters(name):
     """Columns of patches moved round: another answer. NoPE in an encoder cannot tell."""

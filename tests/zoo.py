@@ -1,5 +1,6 @@
 """Small models and plain formulas shared by the tests of encodings and models. Sizes all differ."""
 
+import contextlib
 import functools
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.encodings import PRESETS, preset
-from jojax import encodings
+from jojax import encodings, laws
 from jojax.encodings.base import Dims
 from jojax.errors import UserError
 from jojax.models.block import Spec
@@ -26,21 +27,44 @@ def vit_dims(**changes):
     return Dims(**(base | changes))
 
 
-def _fitting(dims, *but):
-    """Presets that models of these sizes take."""
-
-    def fits(name):
-        try:
-            return bool(encodings.build(preset(name), dims))
-        except UserError:
-            return False
-
-    return [name for name in sorted(PRESETS) if not name.startswith(but) and fits(name)]
+@functools.cache
+def subject(name, kind):
+    """A preset for the laws."""
+    return laws.models.Subject(preset(name), kind)
 
 
-# presets that are shown by another one as well: rope by jo_fixed
-TEXT = [n for n in _fitting(lm_dims(), "rope_matched", "rope_axial", "alibi_2d", "jo_projected_2d") if n != "rope"]
-VISION = _fitting(vit_dims(), "grape_m_basis")
+def holds(law, name, kind):
+    finding = laws.LAWS[law].check(subject(name, kind))
+    assert finding.good, finding
+
+
+def _fitting(kind, key=lambda encoding: encoding):
+    """Presets that models of this kind take, each mapping once."""
+    found = {}
+    for name in sorted(PRESETS):
+        with contextlib.suppress(UserError):
+            encodings.build(preset(name), laws.journeys.DIMS[kind])
+            found.setdefault(str(sorted(key(preset(name)).items())), name)
+    return list(found.values())
+
+
+# text under one transport: that decides nothing about what is handed on; forms of grids are others' there
+GRIDS = ("rope_axial", "alibi_2d", "jo_projected_2d", "grape_m_2d")
+TEXT = [n for n in _fitting("text", lambda e: e | {"transport": None}) if not n.startswith(GRIDS)]
+VISION = [n for n in _fitting("vision") if n != "grape_m_basis"]  # as grape_m_2d
+CASES = [(n, "text") for n in TEXT] + [(n, "vision") for n in VISION if n not in TEXT]
+MODELS = [(n, "text") for n in TEXT] + [(n, "vision") for n in VISION]
+
+
+def families(cases):
+    """The first of those that have the same class and the same parameters."""
+    found = {}
+    with jax.enable_x64(True):
+        for name, kind in cases:
+            s = subject(name, kind)
+            parameters = jax.tree.structure(laws.journeys.shapes(s.encoding, s.ctx))
+            found.setdefault((type(s.encoding), kind, parameters), (name, kind))
+    return list(found.values())
 
 
 def lm_of(encoding, dtype="float64", dims=(), model=(), **spec):
@@ -95,12 +119,6 @@ def run(model, params, toks, **kw):
     return model.apply({"params": params}, toks, **kw)
 
 
-def drawn(model, *inputs, scale=0.3, seed=7):
+def drawn(model, *inputs, **options):
     """Random float64 parameters by shape alone, so that nothing is compiled; gains near one. Call under x64."""
-    like = jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"]
-    rng = np.random.default_rng(seed)
-
-    def leaf(path, t):
-        return (path[-1].key == "scale") + rng.normal(0, scale, t.shape)
-
-    return jax.tree_util.tree_map_with_path(leaf, like)
+    return laws.models.random_params(jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"], **options)

@@ -103,13 +103,15 @@ class Encoding(nn.Module):
     dims: Dims
     dtype: Any = jnp.float32
 
-    # Claims of an instance (a property where options decide); tests/test_claims.py verifies them.
+    # Claims of an instance (a property where options decide); `python -m jojax.laws NAME` verifies them.
     RELATIVE = True  # logits depend on differences of coordinates only (between sites that have a place)
     NORM_PRESERVING = True  # frames are orthogonal
     CAUSAL_ONLY = False  # needs an order: refused in an encoder
     BOUNDED_LENGTH = False  # has no answer beyond the training length or grid
     STREAMS = True  # chunks with the prefix handed on equal the whole
     FLAT = True  # the journey between two sites does not depend on what lies between them
+
+    STARTS_AS = None  # config.encoding of what it equals until its parameters are trained
 
     CHOICES: ClassVar[dict[str, tuple]] = {}  # option -> its valid values
 

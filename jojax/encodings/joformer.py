@@ -42,6 +42,7 @@ from flax import linen as nn
 from jojax.algebra import elements
 from jojax.encodings.accumulated import uniform
 from jojax.encodings.base import path_sum, wide
+from jojax.encodings.build import options
 from jojax.encodings.frames import PlaneFrame
 from jojax.encodings.rope import Rope
 from jojax.errors import UserError
@@ -92,6 +93,14 @@ class JoFormer(Rope):
     @property
     def has_shareable(self):
         return self.learned or self.angle_source == "token_table"
+
+    @property
+    def STARTS_AS(self):
+        """Plain RoPE, where content angles start at zero beside its own."""
+        if (self.angle_base, self.angle_init, self.journey_sign) != ("rope", "zero", 1):
+            return None
+        skipped = () if self.learned else ("angle_share_layers",)
+        return {"name": "rope"} | {o: getattr(self, o) for o in options(Rope) if o not in skipped}
 
     def check(self):
         super().check()

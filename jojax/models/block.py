@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
+from jojax.encodings import hooks
 from jojax.encodings.base import Context, Dims
 from jojax.errors import UserError
 from jojax.models import attention, recurrence
@@ -82,7 +83,7 @@ class Block(nn.Module):
         out, hidden = self.feed_forward(self.spec.make_norm("norm_mlp")(x), ctx.train)
         x = x + self.drop(out, drop_rate, ctx.train)
         if self.advances:
-            carry = encoding.advance(shared, carry, hidden, ctx)
+            carry = hooks.advance(encoding, shared, carry, hidden, ctx)
         return (x, carry), new_past
 
     def recur(self, encoding, x, ctx, past):
@@ -106,7 +107,7 @@ class Block(nn.Module):
         if spec.qk_norm == "before":
             q, k = self.qk_norm(q, k)
         ctx = ctx.replace(residual=x, x=h, q=q, k=k, prefix=None if past is None else past["encoding"])
-        journey = encoding.journey(shared, carry, ctx)
+        journey = hooks.journey(encoding, shared, carry, ctx)
         norm = self.qk_norm if spec.qk_norm == "after" else None
         q, k, v, home = attention.transport(journey, q, k, v, ctx.placed, norm)
         keys = {"key": k, "value": v, "edge": None if journey.edge is None else journey.edge.key}

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
+from jojax.encodings import hooks
 from jojax.encodings.base import Context, wide
 from jojax.errors import UserError
 from jojax.losses import cross_entropy
@@ -103,7 +104,7 @@ class LM(nn.Module):
             raise UserError(f"a cache of {capacity} sites cannot hold {L} tokens: raise capacity")
         if encoding.BOUNDED_LENGTH and capacity > spec.dims.length:
             raise UserError(f"this encoding ends at {spec.dims.length} positions; a cache of {capacity} is beyond it")
-        x, shared, carry = encoding.begin(embed(tokens), ctx)
+        x, shared, carry = hooks.begin(encoding, embed(tokens), ctx)
         x = nn.Dropout(spec.dropout, deterministic=not train)(x)
         x, blocks = stack.run(
             self,

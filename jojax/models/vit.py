@@ -5,6 +5,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jojax.encodings import hooks
 from jojax.encodings.base import Context, wide
 from jojax.errors import UserError
 from jojax.models import stack
@@ -62,7 +63,7 @@ class ViT(nn.Module):
         encoding = self.encoding(name="encoding")
         if encoding.BOUNDED_LENGTH and grid != spec.dims.grid:
             raise UserError(f"this encoding is a table of {spec.dims.grid} patches, the image has {grid}: resize it")
-        x, shared, carry = encoding.begin(x, ctx)
+        x, shared, carry = hooks.begin(encoding, x, ctx)
         x = nn.Dropout(spec.dropout, deterministic=not train)(x)
         sites = Sites(jnp.arange(L), None)
         x, _ = stack.run(
