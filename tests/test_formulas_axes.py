@@ -120,28 +120,29 @@ def test_overlapping_planes_break_the_law():
     assert law(product) > 0.07
 
 
+def encode_image(options, pool="cls", swap=False):
+    """Matrix exponentials at the patches of an image; the class token's frame is 1."""
+    size, at, first = images.D, images.places(pool).T, int(pool == "cls")
+
+    def of_block(layer, p, h, x, before):
+        A = np.broadcast_to(np.eye(size), (len(h), images.G, size, size)).copy()
+        for g in range(images.G):
+            L = generators(options, p, g, 2, size)
+            for site, u in enumerate(at[:, ::-1] if swap else at):
+                A[site + first, g] = scipy.linalg.expm((u[:, None, None] * L).sum(0))
+        return A, A if options.get("transport") == "qkv" else None, 0
+
+    return of_block
+
+
 @pytest.mark.parametrize(
     "options", [OPTIONS["freq"], {"name": "grape_m", "kind": "basis", **MIXED, "transport": "qkv"}]
 )
 def test_grape_m_in_a_vision_model(options):
-    size = images.D
     model, params = images.model_and_params(options, "cls")
-    at = images.places("cls").T
-
-    def encode(swap):
-        def of_block(layer, p, h, x, before):
-            A = np.broadcast_to(np.eye(size), (len(h), images.G, size, size)).copy()
-            for g in range(images.G):
-                L = generators(options, p, g, 2, size)
-                for site, u in enumerate(at[:, ::-1] if swap else at):
-                    A[site + 1, g] = scipy.linalg.expm((u[:, None, None] * L).sum(0))  # the class token's is 1
-            return A, A if options.get("transport") == "qkv" else None, 0
-
-        return of_block
-
     got = images.logits(model, params)
-    np.testing.assert_allclose(got, images.formula(params, encode(False)), atol=1e-10)
-    for wrong in (images.nope, encode(True)):
+    np.testing.assert_allclose(got, images.formula(params, encode_image(options)), atol=1e-10)
+    for wrong in (images.nope, encode_image(options, swap=True)):
         assert np.abs(got - images.formula(params, wrong)).max() > 1e-4
 
 
