@@ -112,5 +112,6 @@ def preset(name: str) -> dict:
     if suffix in ("qk", "qkv", "v") and "transport" in PRESETS.get(stem, {}):
         return {**PRESETS[stem], "transport": suffix}
     raise ValueError(
-        f"encoding={name}: no such preset; there are {', '.join(sorted(PRESETS))} (rotary ones also with _qk, _qkv, _v)"
+        f"encoding={name}: no such preset; there are {', '.join(sorted(PRESETS))} (rotary ones also with _qk, _qkv, "
+        "_v); a module of your own goes into --config.encoding=\"{'name': 'package.module'}\""
     )

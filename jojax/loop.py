@@ -119,7 +119,9 @@ class Run:
 
     def batches(self, start):
         (source, transform), config = self.data, self.config
-        say(f"train split: {len(source):,} examples of {self.job.units_per_step // config.batch_size} {self.job.unit}")
+        each = self.job.units_per_step // config.batch_size
+        what = f"rows of {each} {self.job.unit}" if each > 1 else self.job.unit
+        say(f"train split: {len(source):,} {what}; scored of the valid split: {self.job.scored()}")
         return train_batches(
             source,
             config.batch_size,

@@ -67,6 +67,10 @@ class Task(abc.ABC):
         """The valid split, opened once: a source and its transform."""
         return self.valid_source()
 
+    def scored(self) -> str:
+        """What of the valid split counts, in words."""
+        return f"{len(self.valid[0]):,} {self.unit}"
+
     def digests(self) -> dict[str, str]:
         """{split: digest of its data}, where reading it all is no burden."""
         return {}
@@ -117,6 +121,12 @@ class Text(Task):
         return windows.split_windows(
             self.corpus("valid"), self.config.data.length, self.config.eval.document_tokens
         ), None
+
+    def scored(self):
+        said, all_of_them = self.valid[0].protocol, self.corpus("valid").predictions().sum()
+        most = self.config.eval.document_tokens
+        cut = f", the first {most:,} of each (eval.document_tokens)" if said["predictions"] < all_of_them else ""
+        return f"{said['predictions']:,} of {all_of_them:,} {self.unit} in {said['documents']} documents{cut}"
 
     def digests(self):
         return {split: self.corpus(split).digest for split in ("train", "valid")}
@@ -196,5 +206,6 @@ def label(config):
 
 
 def make(config) -> Text | Images:
+    source.check(config.data)
     model = build.build(config)
     return (Text if config.model.kind == "lm" else Images)(config, model)

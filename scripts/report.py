@@ -1,10 +1,11 @@
 """Tables and plots of runs, from their result.json files alone.
 
-    python scripts/report.py            # finished runs under runs/: printed, and written to runs/report.md with plots
+    python scripts/report.py            # finished runs under runs/: printed, and written to runs/*.md with plots
     python scripts/report.py --results  # committed records: results/runs/*.json -> results/*.md, results/plots/*.png
     python scripts/report.py --check    # exit code 1 where the committed tables are not what the records say
 
-Runs of one config file (and size) stand in one table, one row an encoding: over several seeds the mean (and range).
+Runs of one config file stand in one table where they differ in encoding and seed alone, one row an encoding: over
+several seeds the mean (and range).
 """
 
 import argparse
@@ -36,17 +37,24 @@ def load(paths):
     return records
 
 
+OWN = ("encoding", "seed")  # what rows of one table may differ in
+
+
 def group(record):
-    """'length_extrapolation-size=novels': the config file, and every argument but encoding and seed."""
+    """'length_extrapolation-size=novels': the config file, and all that was changed but the encoding and the seed."""
     path, arg = config.split_spec(record["config_name"])
-    rest = [a for a in (arg or "").split(",") if a and a.partition("=")[0] not in ("encoding", "seed")]
-    changed = [f"{k}={v}" for k, v in sorted(record["overrides"].items()) if k not in ("seed",)]
+    rest = [a for a in (arg or "").split(",") if a and a.partition("=")[0] not in OWN]
+    changed = [f"{k}={v}" for k, v in sorted(record["overrides"].items()) if k.partition(".")[0] not in OWN]
     return "-".join([path.stem, *rest, *changed]).replace("/", "_")
 
 
 def encoding(record):
+    """The preset, or the module's name; with the options that were given beside it."""
     options = record["config"]["encoding"]
-    return options.get("preset", options["name"])
+    given = {k.partition(".")[2]: v for k, v in record["overrides"].items() if k.startswith("encoding.")}
+    if "preset" not in options:
+        given = {k: v for k, v in options.items() if k != "name"}
+    return " ".join([options.get("preset", options["name"]), *(f"{k}={v}" for k, v in sorted(given.items()))])
 
 
 def scale(record):

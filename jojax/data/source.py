@@ -22,6 +22,24 @@ FASHION = pathlib.Path(__file__).parent / "embedded" / "fashion_mnist.npz"
 MEMORY = 1 << 30  # decoded images of one size are kept in memory where all of a split fit in 1 GiB
 
 
+# what a source that the package brings would leave unread -> sources that read it
+UNREAD = {
+    "fashion_mnist": ("path", "name", "folder or tfds"),
+    "wikipedia_excerpt": ("train_path", "valid_path", "text"),
+}
+
+
+def check(data_cfg):
+    """UserError where a config names data and a source that would not read it."""
+    *keys, others = UNREAD.get(data_cfg.get("source"), ("",))
+    for key in keys:
+        if data_cfg.get(key):
+            raise UserError(
+                f"data.{key} = {data_cfg[key]!r} would not be read: data.source = {data_cfg['source']!r} brings its own "
+                f"data; set data.source to {others}"
+            )
+
+
 def open_source(data_cfg, split):
     """The split of the data set that a config names.
 

@@ -19,7 +19,10 @@ def load(name: str) -> type[Encoding]:
 
     The encoding is the one Encoding subclass that the module defines."""
     path = name if "." in name else f"jojax.encodings.{name}"
-    absent = UserError(f"encoding.name = {name!r}: no module {path}; name a file in jojax/encodings or a dotted path")
+    absent = UserError(
+        f"encoding.name = {name!r}: no module {path}; name a file in jojax/encodings, or a dotted path to a module "
+        "that Python finds (PYTHONPATH)"
+    )
     if not all(part.isidentifier() for part in path.split(".")):
         raise absent
     try:

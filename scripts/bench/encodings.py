@@ -10,7 +10,9 @@
 """
 
 import argparse
+import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -31,9 +33,9 @@ from jojax.models.attention import Sites  # noqa: E402
 from jojax.models.block import Block, Spec  # noqa: E402
 from jojax.models.scores import logits  # noqa: E402
 
-HEADS = dict(heads=12, kv_heads=12, head_dim=64, width=768, depth=1)
-TEXT = Dims(**HEADS, vocab=1000, length=2048)
-VISION = Dims(**HEADS, axes=2, grid=(14, 14), causal=False)
+VIT_B = functools.partial(Dims, heads=12, kv_heads=12, head_dim=64, width=768, depth=1)
+TEXT = VIT_B(vocab=1000, length=2048)
+VISION = VIT_B(axes=2, grid=(14, 14), causal=False)
 BATCH = 4
 ROTATIONS = {n: preset(n) for n in ("rope_axial", "rope_mixed", "comrope_ap", "comrope_ld", "liere")}
 ROTATIONS["liere, blocks of 4"] = {**preset("liere"), "block": 4}
@@ -43,7 +45,7 @@ class Layer(nn.Module):
     """A block whose MLP has one unit: its attention layer, with the encoding's hooks."""
 
     spec: Spec
-    encoding: object
+    encoding: Callable
 
     @nn.compact
     def __call__(self, x, ctx):
@@ -78,8 +80,11 @@ def layer(name, dims, backward):
     ctx = context(dims)
     x = jax.random.normal(jax.random.key(0), (*ctx.position.shape[:2], dims.width))
     params = model.init({"params": jax.random.key(2)}, x, ctx)
-    forward = lambda p, x: model.apply(p, x, ctx)  # noqa: E731
-    return (jax.grad(lambda p, x: forward(p, x).sum(), (0, 1)) if backward else forward), (params, x)
+
+    def forward(params, x):
+        return jnp.asarray(model.apply(params, x, ctx)).sum()
+
+    return (jax.grad(forward, (0, 1)) if backward else forward), (params, x)
 
 
 def fitting(names, dims):
