@@ -35,8 +35,8 @@ def check(data_cfg):
     for key in keys:
         if data_cfg.get(key):
             raise UserError(
-                f"data.{key} = {data_cfg[key]!r} would not be read: data.source = {data_cfg['source']!r} brings its own "
-                f"data; set data.source to {others}"
+                f"data.{key} = {data_cfg[key]!r} would not be read: data.source = {data_cfg['source']!r} brings "
+                f"its own data; set data.source to {others}"
             )
 
 
