@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from configs.encodings import PRESETS, preset
 from jojax import encodings, laws
@@ -57,14 +58,17 @@ MODELS = [(n, "text") for n in TEXT] + [(n, "vision") for n in VISION]
 
 
 def families(cases):
-    """The first of those that have the same class and the same parameters."""
+    """One case of those that have the same class and the same parameters, for laws that compile for seconds; of each
+    class the one with most parameters (with and without `advance`), the others are slow tests."""
     found = {}
     with jax.enable_x64(True):
         for name, kind in cases:
             s = subject(name, kind)
             parameters = jax.tree.structure(laws.journeys.shapes(s.encoding, s.ctx))
-            found.setdefault((type(s.encoding), kind, parameters), (name, kind))
-    return list(found.values())
+            found.setdefault((type(s.encoding), kind, "advance" in str(parameters), parameters), (name, kind))
+    order = sorted(found, key=lambda key: -key[-1].num_leaves)
+    first = {key[:-1]: key for key in reversed(order)}.values()
+    return [pytest.param(*found[key], marks=() if key in first else pytest.mark.slow) for key in order]
 
 
 def lm_of(encoding, dtype="float64", dims=(), model=(), **spec):
