@@ -155,17 +155,27 @@ def test_scores_of_an_image_moved_as_a_whole(name):
     [
         ({"name": "comrope"}, True),
         ({"name": "comrope", "partition": "ld", "coord": "index"}, True),
+        (zoo.preset("rope_unit10k"), True),
         ({"name": "comrope", "cls_pos": "none"}, False),
         ({"name": "liere", "cls_pos": "center"}, False),
     ],
     ids=str,
 )
 def test_an_offset_moves_the_class_token_along_where_that_has_a_place(options, invariant):
-    model = zoo.vit_of(options, dims=(("depth", 1), ("grid", (2, 3))))
-    image = np.random.default_rng(0).normal(size=(1, 4, 9, 3))
-    params = zoo.drawn(model, image)
-    here, there = (model.apply({"params": params}, image, offset=o) for o in ((0, 0), (7.5, -3.25)))
-    assert (largest(here - there) < 1e-10) == invariant
+    """Scores of patches with patches, and of the class token with them."""
+    encoding, params = made(options)
+    grid = np.concatenate([[[99.0, 99.0]], np.indices((2, 3)).reshape(2, -1).T])
+    placed = jnp.arange(7)[None] > 0
+    q, k = np.random.default_rng(3).normal(size=(2, 1, 7, 2, 16))
+
+    def scores(offset):
+        frame = encoding.apply({"params": params}, at(grid + offset, placed=placed), method=first_block).frame
+        frame = frame.where(placed)
+        return np.einsum("xgd,ygd->gxy", frame.dual(q)[0], frame.apply(k)[0])
+
+    moved = np.abs(scores((7.5, -3.25)) - scores((0, 0)))
+    assert moved[:, 1:, 1:].max() > 1e-4 if options["name"] == "liere" else moved[:, 1:, 1:].max() < 1e-12
+    assert moved.max() < 1e-12 if invariant else moved[:, 0, 1:].min() > 1e-6
 
 
 def test_an_axis_turns_its_own_blocks():
@@ -242,7 +252,7 @@ def test_coordinates():
 
 @pytest.mark.parametrize(
     ("options", "std", "border"),
-    [({}, 0.365, 0.317), (dict(perturb_scale=1.0), 0.432, 0.617), (dict(perturb_mode="truncnorm"), 0.27, 0.0)],
+    [({}, 0.359, 0.317), (dict(perturb_scale=1.0), 0.431, 0.617), (dict(perturb_mode="truncnorm"), 0.27, 0.0)],
     ids=["code", "clamped", "inside"],
 )
 def test_perturbation_stays_inside_the_patch(options, std, border):
@@ -303,20 +313,18 @@ def test_a_table_depends_on_rows_and_columns():
     assert largest(error) > 0.1 and columns == 0 < rows
 
 
-@pytest.mark.parametrize("share", [False, True])
-def test_every_layer_has_its_own_liere_generators(share):
-    """Released code hands the first layer's to all, so that those of the others never learn."""
-    model = zoo.vit_of({"name": "liere", "share_layers": share}, dims=(("grid", (2, 3)),))
-    image = np.random.default_rng(0).normal(size=(1, 4, 9, 3))
-    params = model.init(jax.random.key(0), image)["params"]
-    u = (params if share else params["blocks"])["encoding"]["u"]
-    assert u.shape == (() if share else (3,)) + (2, 3, 2, 8, 8) and u.min() >= 0 and 6 < u.max() < 2 * np.pi
-    slope = jax.grad(lambda p: (model.apply({"params": p}, image) ** 2).sum())(params)
-    if share:
-        assert "encoding" not in params["blocks"] and largest(slope["encoding"]["u"]) > 0
-    else:
-        assert largest(u[0] - u[1]) > 0.1 and largest(u[1] - u[2]) > 0.1
-        assert min(map(largest, slope["blocks"]["encoding"]["u"])) > 0
+def test_every_layer_has_its_own_liere_generators():
+    """Released code hands the first layer's to all, so that those of the others never learn. (That all of them learn
+    here is in test_formulas_vit.py: no dead parameter.)"""
+    image = np.zeros((1, 4, 9, 3))
+    with jax.disable_jit(False):
+        model = zoo.vit_of({"name": "liere"}, dims=(("depth", 2), ("grid", (2, 3))))
+        u = jax.jit(model.init)(jax.random.key(0), image)["params"]["blocks"]["encoding"]["u"]
+        shared = zoo.vit_of({"name": "liere", "share_layers": True}, dims=(("depth", 2), ("grid", (2, 3))))
+        shapes = jax.eval_shape(shared.init, jax.random.key(0), image)["params"]
+    assert u.shape == (2, 2, 3, 2, 8, 8) and u.min() >= 0 and 6 < u.max() < 2 * np.pi
+    assert largest(u[0] - u[1]) > 0.1
+    assert shapes["encoding"]["u"].shape == u.shape[1:] and "encoding" not in shapes["blocks"]
 
 
 @pytest.mark.parametrize(

@@ -150,3 +150,23 @@ def test_what_a_vision_model_cannot_do(given, words):
     with pytest.raises(UserError, match=words):
         evaluate.evaluate_run(trained(), **given)
     assert runs.snapshot(trained()) == before
+
+
+def test_a_folded_model_is_recorded_beside_the_run(tmp_path):
+    """The same figures by plain rope, under keys of their own; a table of positions has nothing to fold."""
+    assert runs.train_here(*config_of("comrope_ld"), tmp_path) == 0
+    before, (_, config, job, params, mesh) = runs.result(tmp_path), evaluate.restore(tmp_path)
+    evaluate.evaluate_run(tmp_path, fold=True, resolutions=((32, 48),))
+    after = runs.result(tmp_path)
+    made, rows = after.pop("evaluation-folded"), after.pop("resolutions-folded")["rows"]
+    assert after == before
+    assert made["protocol"]["encoding"] | {"name": "rope", "form": "mixed"} == made["protocol"]["encoding"]
+    assert made["scored"] == 37 and made["loss"] == pytest.approx(before["metrics"]["loss"], rel=1e-5)
+    want = evaluate.evaluate_resolutions(config, params, mesh, ((32, 48),))["rows"]
+    assert rows[0]["loss"] == pytest.approx(want[0]["loss"], rel=1e-5)
+    plain, other = evaluate.folded(job, params, mesh)
+    images = np.concatenate([image for image, _ in examples((32, 32))])
+    one, two = (np.asarray(j.logits(p, {"image": images})) for j, p in ((job, params), (plain, other)))
+    np.testing.assert_allclose(one, two, atol=1e-4)
+    with pytest.raises(UserError, match="Absolute has no frames"):
+        evaluate.evaluate_run(trained(), fold=True)

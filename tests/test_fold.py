@@ -4,96 +4,120 @@ import jax
 import numpy as np
 import pytest
 
+import reference
 import zoo
 from jojax import encodings
-from jojax.encodings.fold import fold
+from jojax.encodings.fold import fold, generators, planes
 from jojax.encodings.frames import PlaneFrame
 from jojax.errors import UserError
+from test_comrope import first_block
 
 DIMS = (("depth", 2), ("heads", 4), ("kv_heads", 2))
-BOTH = {"transport": "qkv"}
-IMAGES = {
-    "ap": {"name": "comrope"},
-    "ld": {"name": "comrope", "partition": "ld", "block": 4, **BOTH},
-    "ld_odd": {"name": "comrope", "partition": "ld", "block": 3, "ld_theta": "shared", "transport": "v"},
-    "ap_none": {"name": "comrope", "block": 4, "cls_pos": "none", "coord": "train_prop", **BOTH},
-    "liere": {"name": "liere", "block": 2, "share_layers": True, **BOTH},
+AP, VALUES = {"name": "comrope", "block": 4}, {"transport": "qkv"}
+MODELS = {
+    "ap": ("image", AP),
+    "ld": ("image", AP | VALUES | {"partition": "ld", "cls_pos": "none", "coord": "train_prop"}),
+    "liere": ("image", {"name": "liere", "block": 2, "share_layers": True, "transport": "v"}),
+    "basis": ("text", {"name": "grape_m", "kind": "basis"} | VALUES),
 }
-TEXT = {
-    "basis": {"name": "grape_m", "kind": "basis", **BOTH},
-    "householder": {"name": "grape_m", "kind": "basis", "basis": "householder", "per_head": True},
-    "mix": {"name": "grape_m", "kind": "mix", **BOTH},
-    "plane": {"name": "grape_m", "kind": "plane", "transport": "v"},
-    "freq": {"name": "grape_m", "kind": "freq", "per_head": True},
-    "one": {"name": "grape_m", "kind": "ctx", "phase_fn": "one", "pairing": "interleaved"},
-    "liere": {"name": "liere", "block": 4, "coord": "index"},
+GROUPS = {
+    "ap": ("image", AP),
+    "ld_odd": ("image", AP | {"partition": "ld", "block": 3, "ld_theta": "shared"}),
+    "ld_text": ("text", AP | {"partition": "ld", "coord": "index", "cls_pos": "none"}),
+    "liere": ("image", {"name": "liere", "block": 2}),
+    "liere_text": ("text", {"name": "liere", "coord": "index"}),
+    "basis": ("text", {"name": "grape_m", "kind": "basis", "per_head": True}),
+    "householder": ("text", {"name": "grape_m", "kind": "basis", "basis": "householder"}),
+    "unitary": ("text", {"name": "grape_m", "kind": "basis", "basis": "unitary"}),
+    "mix": ("text", {"name": "grape_m", "kind": "mix"}),
+    "plane": ("text", {"name": "grape_m", "kind": "plane"}),
+    "freq": ("text", {"name": "grape_m", "kind": "freq", "per_head": True}),
+    "one": ("text", {"name": "grape_m", "kind": "ctx", "phase_fn": "one", "pairing": "interleaved"}),
 }
 
 
 @pytest.fixture(autouse=True)
 def float64():
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), jax.disable_jit():
         yield
-
-
-def image():
-    return np.random.default_rng(0).normal(size=(2, 4 * 2, 5 * 3, 3))
 
 
 def model(kind, options, **more):
     if kind == "text":
         return zoo.lm_of(options, dims=(*DIMS, ("head_dim", 8)), **more), zoo.tokens()
-    return zoo.vit_of(options, dims=(*DIMS, ("head_dim", 6 if options.get("block") == 3 else 16)), **more), image()
+    return zoo.vit_of(options, dims=DIMS, **more), np.random.default_rng(0).normal(size=(2, 4 * 2, 5 * 3, 3))
 
 
 def logits(model, params, given):
-    with jax.disable_jit():
-        return np.asarray(model.apply({"params": params}, given))
+    return np.asarray(model.apply({"params": params}, given))
 
 
 def folded(kind, options, **more):
-    """the model, its parameters, its input; the same folded"""
+    """the model, its parameters, its input; the options and parameters of the folded one"""
     whole, given = model(kind, options, **more)
     params = zoo.drawn(whole, given)
     return whole, params, given, *fold(whole.encoding(parent=None), params)
 
 
-CASES = [("image", name) for name in IMAGES] + [("text", name) for name in TEXT]
-
-
-@pytest.mark.parametrize(("kind", "name"), CASES)
-def test_a_folded_model_has_the_same_logits(kind, name):
-    given_options = (IMAGES if kind == "image" else TEXT)[name]
-    whole, params, given, options, other = folded(kind, given_options)
-    want, plain = logits(whole, params, given), model(kind, options)[0]
+@pytest.mark.parametrize("name", MODELS)
+def test_a_folded_model_has_the_same_logits(name):
+    kind, options = MODELS[name]
+    whole, params, given, made, other = folded(kind, options)
+    want, plain = logits(whole, params, given), model(kind, made)[0]
     np.testing.assert_allclose(logits(plain, other, given), want, atol=1e-10)
     assert jax.tree.structure(other) == jax.tree.structure(zoo.drawn(plain, given))  # nothing is missing or left
     half = {"query", "value"}  # half of it is another model
-    blocks = {n: (other if n not in half else params)["blocks"][n] for n in other["blocks"]}
+    blocks = {n: (params if n in half else other)["blocks"][n] for n in other["blocks"]}
     assert np.abs(logits(plain, {**other, "blocks": blocks}, given) - want).max() > 1e-3
 
 
+@pytest.mark.parametrize("name", GROUPS)
+def test_frames_are_planes_in_another_basis(name):
+    """At any site A_i = S R(Σ_a u_a ω_a) Sᵀ, with S and ω from the generators alone."""
+    kind, options = GROUPS[name]
+    D = {"ld_odd": 6, "liere_text": 16}.get(name, 8)
+    dims = dict(heads=4, kv_heads=2, head_dim=D)
+    encoding = encodings.build(options, (zoo.vit_dims if kind == "image" else zoo.lm_dims)(**dims), "float64")(
+        parent=None
+    )
+    position = np.indices((4, 5)).reshape(2, -1).T if kind == "image" else np.arange(7)[:, None]
+    ctx = encodings.Context(position=position[None].astype(float), restart=None, segment=None)
+    like = jax.eval_shape(lambda: encoding.init(jax.random.key(0), ctx, method=first_block))["params"]
+    params = jax.tree.map(lambda t: np.random.default_rng(1).normal(size=t.shape), like)
+    L = len(position)
+    units = np.broadcast_to(np.eye(D)[:, None, None], (D, L, 2, D))
+    frame = encoding.apply({"params": params}, ctx, method=first_block).frame
+    got = np.moveaxis(np.asarray(frame.apply(units)), 0, -1)  # [L, G, D, D]
+    u = np.asarray(encoding.apply({}, None, ctx, method="coordinates"))[0] if kind == "image" else position
+    for g, of_head in enumerate(generators(encoding, params)):
+        basis, speeds = planes(of_head)
+        np.testing.assert_allclose(basis.T @ basis, np.eye(D), atol=1e-12)
+        want = [basis @ reference.plane_rotation(site @ speeds, "interleaved") @ basis.T for site in u]
+        np.testing.assert_allclose(got[:, g], want, atol=1e-10)
+        assert np.abs(got[:, g] - np.eye(D)).max() > 0.1
+
+
 def test_a_folded_model_turns_planes():
-    options = folded("image", IMAGES["ld"])[3]
+    options = folded(*MODELS["ld"])[3]
     encoding = encodings.build(options, zoo.vit_dims(**dict(DIMS)), "float64")(parent=None)
     ctx = encodings.Context(position=np.zeros((1, 3, 2)), restart=None, segment=None)
     journey = encoding.init_with_output(jax.random.key(0), None, None, ctx, method="journey")[0]
     assert isinstance(journey.frame, PlaneFrame) and journey.value_frame is journey.frame
 
 
-@pytest.mark.parametrize("qk_norm", ["before", "after"])
-def test_gains_between_projection_and_rotation_do_not_fold(qk_norm):
+def test_gains_between_projection_and_rotation_do_not_fold():
     """The norm alone commutes with a change of basis; its gains do only where they are all equal."""
-    whole, given = model("image", IMAGES["ap"], qk_norm=qk_norm)
-    params = zoo.drawn(whole, given)
-    with pytest.raises(UserError, match=r"gains of model.qk_norm \(norm_q\) differ .* nothing folds"):
-        fold(whole.encoding(parent=None), params)
-    same = {n: {"scale": np.full_like(params["blocks"][n]["scale"], 1.3)} for n in ("norm_q", "norm_k")}
+    for where in ("before", "after"):
+        whole, given = model("image", AP, qk_norm=where)
+        params = zoo.drawn(whole, given)
+        with pytest.raises(UserError, match=r"gains of model.qk_norm \(norm_q\) differ .* nothing folds"):
+            fold(whole.encoding(parent=None), params)
+    gains = {n: params["blocks"][n] for n in ("norm_q", "norm_k")}
+    same = {n: {"scale": np.full_like(gains[n]["scale"], 1.3)} for n in gains}
     even = {**params, "blocks": params["blocks"] | same}
     options, other = fold(whole.encoding(parent=None), even)
-    plain = model("image", options, qk_norm=qk_norm)[0]
+    plain = model("image", options, qk_norm="after")[0]
     np.testing.assert_allclose(logits(plain, other, given), logits(whole, even, given), atol=1e-10)
-    gains = {n: params["blocks"][n] for n in ("norm_q", "norm_k")}
     wrong = {**other, "blocks": other["blocks"] | gains}
     assert np.abs(logits(plain, wrong, given) - logits(whole, params, given)).max() > 1e-3
 
@@ -112,12 +136,7 @@ def test_what_is_no_plain_rope_is_refused(kind, options, words):
         folded(kind, options)
 
 
-def test_rotations_that_stand_still_fold():
-    """P = 0, and generators of which one dimension never turns."""
-    whole, params, given, options, other = folded("image", IMAGES["ap"] | {"block": 4})
-    params["blocks"]["encoding"]["p"] = np.zeros_like(params["blocks"]["encoding"]["p"])
-    options, other = fold(whole.encoding(parent=None), params)
-    assert not other["blocks"]["encoding"]["freq"].any()
-    np.testing.assert_allclose(
-        logits(model("image", options)[0], other, given), logits(whole, params, given), atol=1e-10
-    )
+def test_what_stands_still():
+    basis, speeds = planes(np.zeros((2, 6, 6)))
+    np.testing.assert_allclose(basis.T @ basis, np.eye(6), atol=1e-12)
+    assert speeds.shape == (2, 3) and not speeds.any()

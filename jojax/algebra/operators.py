@@ -139,7 +139,8 @@ def _squared(s: Array) -> Array:
 
 def _square(s: Array) -> tuple[Array, tuple[Array, Array, Array]]:
     radius = jnp.sqrt((s * s).sum((-2, -1)).max() / 2)  # a bound: eigenvalues of skew matrices come in pairs
-    n = jnp.ceil(jnp.log2(jnp.maximum(radius / (0.05 if s.dtype == jnp.float64 else 0.4), 1))).astype(int)
+    n = jnp.ceil(jnp.log2(radius / (0.05 if s.dtype == jnp.float64 else 0.4)))
+    n = jnp.where(n > 0, jnp.minimum(n, 30), 0).astype(int)  # none for NaN, no endless loop for infinity
     r = lax.fori_loop(0, n, lambda _, r: product(r, r), _taylor(s * 2.0**-n))
     return r, (s, r, n)
 

@@ -53,7 +53,7 @@ class Places(Encoding):
     def idle(self):
         idle = super().idle()
         if len(self.dims.grid) < 2:
-            idle |= dict.fromkeys(("coord", "cls_pos", "perturb_sigma"), "images")
+            idle["perturb_sigma"] = "images"
         if not self.perturb_sigma:
             idle |= dict.fromkeys(("perturb_scale", "perturb_mode", "perturb_per_sample"), "perturb_sigma above 0")
         return idle

@@ -26,7 +26,7 @@ def fold(encoding, params):
     this host. UserError: no plain rope is the same function."""
     first, blocks = params.get("encoding", {}), params["blocks"]
     depth = len(blocks["query"]["kernel"])
-    own = [first | jax.tree.map(lambda t, i=i: t[i], blocks.get("encoding", {})) for i in range(depth)]
+    own = (first | jax.tree.map(lambda t, i=i: t[i], blocks.get("encoding", {})) for i in range(depth))
     heads = [[planes(of_head) for of_head in generators(encoding, p)] for p in own]
     basis, speeds = (np.array([[head[i] for head in layer] for layer in heads]) for i in (0, 1))
     names = {"qk": ("query", "key"), "v": ("value", "out")}
