@@ -44,7 +44,7 @@ def test_text_preset_on_the_smallest_config(name):
 
 @pytest.mark.parametrize("name", sorted(set(PRESETS) - TEXT_ONLY))
 def test_vision_preset_on_the_smallest_config(name):
-    traced(f"{ROOT}/configs/quickstart_vit.py:encoding={name},smoke", **{"model.width": 32, "model.depth": 2})
+    traced(f"{ROOT}/configs/quickstart_vit.py:encoding={name},smoke", **{"model.width": 64, "model.depth": 2})
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)

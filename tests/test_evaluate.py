@@ -157,7 +157,9 @@ def test_an_encoding_with_other_options_is_scored_beside_the_run(tmp_path):
     assert scores["protocol"] == before["extrapolation"]["protocol"]
     _, _, job, params, mesh = evaluate.restore(trained(), {"scale_method": "yarn", "scale_factor": 2})
     want, scored = evaluate.evaluate_split(job, params, mesh)
-    assert after["evaluation" + name] == pytest.approx(want | {"scored": scored}, rel=1e-5)
+    found = after["evaluation" + name]
+    assert found.pop("protocol") == {"encoding": {"scale_method": "yarn", "scale_factor": 2}}
+    assert found == pytest.approx(want | {"scored": scored}, rel=1e-5)
     changed = runs.config_of(LM, lm(encoding__scale_method="yarn", encoding__scale_factor=2.0))
     loud = zoo.noisy(params, 0.3)  # 30 steps have hardly taught it to look at places
     got, same, run = (

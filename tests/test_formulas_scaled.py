@@ -136,7 +136,9 @@ class Biased(Rope):
         journey = super().journey(shared, carry, ctx)
         if not self.edge:
             return journey.replace(lift=(query[..., :1], at))
-        return journey.replace(edge=encodings.Edge(query, jnp.ones_like(query[:, :, :G]), LogSigmoidStep(H)))
+        return journey.replace(
+            edge=encodings.Edge(query, jnp.ones_like(query[:, :, :G]), LogSigmoidStep(), jnp.asarray(SLOPES))
+        )
 
 
 SLOPES = reference.slopes(H)

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import test_claims
 import zoo
 from jojax import encodings
 from jojax.algebra import elements, operators
 from jojax.encodings.frames import orthonormal
+from jojax.laws import journeys
 
 JO, BLOCKS = {"name": "joformer"}, {"name": "jo_blocks"}
 BY_X = {**BLOCKS, "angle_source": "linear"}
@@ -24,33 +24,42 @@ def float64():
         yield
 
 
+def context():
+    return journeys.Sample({"name": "rope"}, "text").context()
+
+
+def params_of(made, ctx):
+    rng = np.random.default_rng(5)
+    return jax.tree.map(lambda t: rng.normal(size=t.shape), journeys.shapes(made, ctx))
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def journey_of(made, params, ctx):
-    return test_claims.journey_of(made, params, ctx)
+    return made.apply({"params": params}, ctx.residual, ctx, method=journeys.first_block)
 
 
 @pytest.mark.parametrize("options", [{"angle_source": "linear"}, {"step_convention": "query", "angle_base": "zero"}])
 def test_blocks_of_two_are_planes(options, float64):
     """jo_projected with the same parameters, values and all."""
-    ctx, found = test_claims.context("jo_fixed"), []
+    ctx, found = context(), []
     for encoding in ({**BLOCKS, "block": 2}, {**JO, "pairing": "interleaved"}):
-        made = encodings.build(encoding | options, zoo.lm_dims(), "float64")(parent=None)
-        journey = journey_of(made, test_claims.params_of(made, ctx), ctx)
+        made = encodings.build(encoding | options, journeys.TEXT, "float64")(parent=None)
+        journey = journey_of(made, params_of(made, ctx), ctx)
         found.append([frame.apply(ctx.k) for frame in (journey.frame, journey.value_frame)])
     np.testing.assert_allclose(*found, atol=1e-10)
     assert np.abs(found[0][0] - ctx.k).max() > 0.1
 
 
 def started(encoding, ctx):
-    made = encodings.build(encoding, zoo.lm_dims(), "float64")(parent=None)
-    run = jax.jit(lambda key: made.init_with_output(key, ctx.residual, ctx, method=test_claims.first_block))
+    made = encodings.build(encoding, journeys.TEXT, "float64")(parent=None)
+    run = jax.jit(lambda key: made.init_with_output(key, ctx.residual, ctx, method=journeys.first_block))
     return made, *run(jax.random.key(0))
 
 
 @pytest.mark.parametrize("name", ["jo_blocks", "jo_pmlp", "jo_cbd", "householder"])
 def test_what_starts_at_zero_is_its_base(name, float64):
     """jo_fixed, or none for pairs of reflections; single ones, and noise without a base, are no such start."""
-    ctx = test_claims.context("jo_fixed")
+    ctx = context()
     encoding = zoo.preset(name) | ({"pairs": True} if name == "householder" else {})
     base = "none" if name == "householder" else "jo_fixed"
     pairing = {"pairing": "interleaved"} if name == "jo_blocks" else {}
@@ -67,13 +76,13 @@ def test_what_starts_at_zero_is_its_base(name, float64):
 
 @pytest.mark.parametrize("name", ["jo_blocks", "jo_pmlp", "jo_cbd", "householder"])
 def test_gradients_at_the_start_are_finite_and_reach_the_angles(name, float64):
-    ctx = test_claims.context("jo_fixed")
+    ctx = context()
     made, _, variables = started(zoo.preset(name) | ({"pairs": True} if name == "householder" else {}), ctx)
     weight = np.random.default_rng(1).normal(size=ctx.k.shape)
 
     @jax.jit
     def gradients(params):
-        return jax.grad(lambda p: (test_claims.journey_of(made, p, ctx).frame.apply(ctx.k) * weight).sum())(params)
+        return jax.grad(lambda p: (journey_of(made, p, ctx).frame.apply(ctx.k) * weight).sum())(params)
 
     sizes = {jax.tree_util.keystr(path): np.abs(g).max() for path, g in flat(gradients(variables["params"]))}
     assert np.isfinite(list(sizes.values())).all()
@@ -93,9 +102,9 @@ def flat(tree):
 
 def journeys(encoding, ctx):
     """P [L, L, D, D] from j to k of head 0."""
-    made = encodings.build(encoding, zoo.lm_dims(), "float64")(parent=None)
-    journey = journey_of(made, test_claims.params_of(made, ctx), ctx)
-    a = test_claims.dense(journey.frame, ctx.k)[:, 0]
+    made = encodings.build(encoding, journeys.TEXT, "float64")(parent=None)
+    journey = journey_of(made, params_of(made, ctx), ctx)
+    a = journeys.dense(journey.frame, ctx.k)[:, 0]
     return np.einsum("kba,jbc->jkac", a, a)  # A_k⁻¹ A_j of orthogonal frames
 
 
@@ -103,7 +112,7 @@ def journeys(encoding, ctx):
 def test_blocks_beyond_two_are_curved(block, float64):
     """Cocycles all; the order of what lies between matters where blocks are larger than planes. Displacement alone
     decides where every step is the same, and nowhere else."""
-    ctx, encoding = test_claims.context("jo_fixed"), {**BY_X, "block": block}
+    ctx, encoding = context(), {**BY_X, "block": block}
     P = journeys(encoding, ctx)
     for i, j, k in np.ndindex(4, 4, 4):
         np.testing.assert_allclose(P[j, k] @ P[i, j], P[i, k], atol=1e-10)
@@ -118,7 +127,7 @@ def test_blocks_beyond_two_are_curved(block, float64):
 
 
 def test_reflections_mirror_and_pairs_turn(float64):
-    ctx = test_claims.context("jo_fixed")
+    ctx = context()
     for pairs in (False, True):
         P = journeys({"name": "householder", "pairs": pairs}, ctx)
         want = 1 if pairs else (-1.0) ** np.subtract.outer(np.arange(10), np.arange(10))

@@ -38,8 +38,8 @@ def test_an_unknown_choice_lists_the_valid_ones(family, option):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_unknown_option_lists_the_valid_ones(family):
     valid = ", ".join(options(encodings.load(family)))
-    said = refusal({"name": family, "rotate": True})
-    assert said == f"encoding.rotate is not an option of {family!r}; it has: {valid}"
+    said = refusal({"name": family, "rotates": True})
+    assert said == f"encoding.rotates is not an option of {family!r}; it has: {valid}"
     assert "dims" not in valid and "name" not in valid.split(", ")
 
 
