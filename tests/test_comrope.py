@@ -333,7 +333,7 @@ def test_every_layer_has_its_own_liere_generators():
         (
             {"name": "comrope"},
             zoo.vit_dims(head_dim=24),
-            "block = 8 with partition = 'ap': .* head_dim = 24 divisible by 16",
+            "block = 8 with partition = 'ap': .*head_dim = 24 divisible by 16",
         ),
         ({"name": "comrope", "partition": "ld"}, zoo.vit_dims(head_dim=12), "head_dim = 12 divisible by 8"),
         ({"name": "comrope", "block": 1}, zoo.vit_dims(), "needs blocks of 2 or more"),

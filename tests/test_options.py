@@ -157,7 +157,8 @@ REFUSED = [
         (
             {"name": name},
             TEXT,
-            f"encoding.name = '{name}': no module {path}; name a file in jojax/encodings or a dotted path",
+            f"encoding.name = '{name}': no module {path}; name a file in jojax/encodings, or a dotted path to a "
+            "module that Python finds (PYTHONPATH)",
         )
         for name, path in (
             ("ropes", "jojax.encodings.ropes"),

@@ -79,7 +79,7 @@ CASES = [
     (lattice.pure_gauge, grid, "prefix", one_late),
     (lattice.toral_scores, operators, "rotate", backwards),
     (comrope.commuting, operators, "exp_skew", cayley),
-    (comrope.structure, exponential, "into", lambda v, x: jnp.einsum("...ji,...j->...i", v, x)),
+    (comrope.structure, exponential, "exp_phases", lambda b, s, f=exponential.exp_phases: f(b, -s)),
     (grape.rodrigues, operators, "skew", lambda a: a.swapaxes(-1, -2) - a),
     (grape.phase, elements, "prefix", one_late),
     (grape_additive.fox, elements, "prefix", one_late),

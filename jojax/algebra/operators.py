@@ -141,7 +141,7 @@ def _square(s: Array) -> tuple[Array, tuple[Array, Array, Array]]:
     radius = jnp.sqrt((s * s).sum((-2, -1)).max() / 2)  # a bound: eigenvalues of skew matrices come in pairs
     n = jnp.ceil(jnp.log2(radius / (0.05 if s.dtype == jnp.float64 else 0.4)))
     n = jnp.where(n > 0, jnp.minimum(n, 30), 0).astype(int)  # none for NaN, no endless loop for infinity
-    r = lax.fori_loop(0, n, lambda _, r: product(r, r), _taylor(s * 2.0**-n))
+    r = lax.fori_loop(0, n, lambda _, r: product(r, r), _taylor(s * jnp.asarray(0.5, s.dtype) ** n))
     return r, (s, r, n)
 
 
@@ -149,7 +149,7 @@ def _square_bar(saved: tuple[Array, Array, Array], g: Array) -> tuple[Array]:
     """∫₀¹ e^{−us} g rᵀ e^{us} du: over [0, 2⁻ⁿ] through the polynomial, then the interval doubles n times. (Through
     the squarings themselves all of them would have to be kept.)"""
     s, r, n = saved
-    q, pull = jax.vjp(_taylor, s * 2.0**-n)
+    q, pull = jax.vjp(_taylor, s * jnp.asarray(0.5, s.dtype) ** n)
     (mean,) = pull(product(product(g, r.swapaxes(-1, -2)), q))
 
     def double(_, carry):

@@ -190,8 +190,10 @@ def gradients(s):
     for path, g in jax.tree_util.tree_leaves_with_path(grads):
         if "['encoding']" in jax.tree_util.keystr(path):
             blocks = g.reshape(len(g), -1) if path[0].key == "blocks" else g.reshape(1, -1)
-            # another value of this leaf alone
-            nudged = jax.tree_util.tree_map_with_path(lambda p, t, at=path: np.sin(t) if p == at else t, s.params)
+            # quite another value of this leaf alone: a choice among templates has steps
+            nudged = jax.tree_util.tree_map_with_path(
+                lambda p, t, at=path: 10 * np.cos(9 * t) if p == at else t, s.params
+            )
             bad += not np.abs(blocks).max(1).all() or far(s.logits(params=nudged), s.whole) < 1e-9
     return float(bad)
 
