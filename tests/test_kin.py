@@ -84,8 +84,8 @@ def test_gradients_at_the_start_are_finite_and_reach_the_angles(name, float64):
     def gradients(params):
         return jax.grad(lambda p: (journey_of(made, p, ctx).frame.apply(ctx.k) * weight).sum())(params)
 
-    own = {k: v for k, v in variables["params"].items() if k != "advance"}  # that is for the next block
-    sizes = {jax.tree_util.keystr(path): np.abs(g).max() for path, g in flat(gradients(own))}
+    own = {k: v for k, v in gradients(variables["params"]).items() if k != "advance"}  # that is for the next block
+    sizes = {jax.tree_util.keystr(path): np.abs(g).max() for path, g in flat(own)}
     assert np.isfinite(list(sizes.values())).all()
     alive = {path for path, size in sizes.items() if size > 1e-3}
     zero = {  # MLPs and choices wait for a gate, or for templates, that have left zero
