@@ -15,7 +15,7 @@ from jojax.laws import journeys
 
 
 @pytest.mark.parametrize("law", ["norms", "flat", "order", "bounded", "odd"])
-@pytest.mark.parametrize(("name", "kind"), zoo.CASES)
+@pytest.mark.parametrize(("name", "kind"), zoo.spread(zoo.CASES))
 def test_claims(name, kind, law):
     zoo.holds(law, name, kind)
 

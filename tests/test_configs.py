@@ -37,12 +37,18 @@ def test_config_traces_and_says_what_it_reproduces(path, monkeypatch, tmp_path):
     assert ("split missing" in report) == ("quickstart" not in path.stem)
 
 
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - VISION_ONLY))
+def one_a_module(names):
+    """All, but of one module's all but the first as slow tests."""
+    first = {PRESETS[name]["name"]: name for name in sorted(names, reverse=True)}.values()
+    return [pytest.param(name, marks=() if name in first else pytest.mark.slow) for name in sorted(names)]
+
+
+@pytest.mark.parametrize("name", one_a_module(set(PRESETS) - VISION_ONLY))
 def test_text_preset_on_the_smallest_config(name):
     traced(f"{ROOT}/configs/quickstart.py:encoding={name},smoke", **{"model.width": 32, "data.length": 16})
 
 
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - TEXT_ONLY))
+@pytest.mark.parametrize("name", one_a_module(set(PRESETS) - TEXT_ONLY))
 def test_vision_preset_on_the_smallest_config(name):
     traced(f"{ROOT}/configs/quickstart_vit.py:encoding={name},smoke", **{"model.width": 64, "model.depth": 2})
 

@@ -23,12 +23,12 @@ POSITION, SEGMENT = (t[:, :L] for t in (laws.models.POSITION, laws.models.SEGMEN
 
 
 @pytest.mark.parametrize("law", ["packed", "causal", "chunks", "sites"])
-@pytest.mark.parametrize("name", zoo.TEXT)
-def test_laws_of_sequences(name, law):
-    zoo.holds(law, name, "text")
+@pytest.mark.parametrize(("name", "kind"), zoo.spread([(n, "text") for n in zoo.TEXT]))
+def test_laws_of_sequences(name, kind, law):
+    zoo.holds(law, name, kind)
 
 
-@pytest.mark.parametrize(("name", "kind"), zoo.MODELS)
+@pytest.mark.parametrize(("name", "kind"), zoo.spread(zoo.MODELS))
 def test_claim_relative(name, kind):
     """Shifting all coordinates changes nothing, exactly where the encoding says so."""
     zoo.holds("relative", name, kind)

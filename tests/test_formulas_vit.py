@@ -122,8 +122,8 @@ def test_absolute(kind, pool):
     assert np.abs(got - formula(params, nope)).max() > 1e-4
 
 
-@pytest.mark.parametrize("name", zoo.VISION)
-def test_no_dead_parameter(name):
+@pytest.mark.parametrize(("name", "kind"), zoo.spread([(n, "vision") for n in zoo.VISION]))
+def test_no_dead_parameter(name, kind):
     """Every array moves the loss. Without frames on keys the key bias cannot: it shifts all logits of a query alike."""
     model, params = model_and_params(zoo.preset(name), "cls")
     with jax.enable_x64(True), jax.disable_jit():

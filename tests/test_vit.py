@@ -34,8 +34,8 @@ def logits(model, params, x, **kw):
     return np.asarray(jax.jit(lambda p, x: model.apply({"params": p}, x, **kw))(params, x))
 
 
-@pytest.mark.parametrize("name", [n for n in zoo.VISION if n != "none"])
-def test_order_matters(name):
+@pytest.mark.parametrize(("name", "kind"), zoo.spread([(n, "vision") for n in zoo.VISION if n != "none"]))
+def test_order_matters(name, kind):
     """Columns of patches moved round: another answer. NoPE in an encoder cannot tell."""
     model, params = made(name)
     moved = jnp.roll(image(), 3, axis=2)  # no mirror image: distances are alike in one

@@ -57,6 +57,21 @@ CASES = [(n, "text") for n in TEXT] + [(n, "vision") for n in VISION if n not in
 MODELS = [(n, "text") for n in TEXT] + [(n, "vision") for n in VISION]
 
 
+CLAIMS = ("RELATIVE", "NORM_PRESERVING", "CAUSAL_ONLY", "BOUNDED_LENGTH", "STREAMS", "FLAT")
+MAIN = ("jo_projected", "jo_fixed", "grape_ap_strict", "rope_mixed", "comrope_ld", "jo_random")
+
+
+def spread(cases):
+    """All cases; of those that have class, kind and claims in common, all but one are slow tests."""
+    seen, out = set(), []
+    for name, kind in sorted(cases, key=lambda case: case[0] not in MAIN):
+        encoding = subject(name, kind).encoding
+        key = (type(encoding), kind, *(getattr(encoding, claim) for claim in CLAIMS))
+        out.append(pytest.param(name, kind, marks=pytest.mark.slow if key in seen else ()))
+        seen.add(key)
+    return out
+
+
 def families(cases):
     """One case of those that have the same class and the same parameters, for laws that compile for seconds; of each
     class the one with most parameters (with and without `advance`), the others are slow tests."""
