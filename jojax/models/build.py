@@ -7,6 +7,7 @@ from jojax.models.block import Spec
 from jojax.models.lm import LM
 from jojax.models.vit import ViT, grid_of
 
+SWITCHES = ("mixer", "mlp", "norm", "qk_norm", "kv_shift", "bias", "eps", "dropout", "init_std")
 DTYPES = ("float32", "bfloat16", "float64")
 
 
@@ -57,9 +58,8 @@ def build(config) -> LM | ViT:
         dims=dims,
         dtype=config.dtype,
         attention=config.attention,
-        mixer=m.get("mixer", "attention"),
         mlp_ratio=ratio,
-        **{k: m[k] for k in ("mlp", "norm", "qk_norm", "kv_shift", "bias", "eps", "dropout", "init_std")},
+        **{k: m[k] for k in SWITCHES if k in m},  # a record may be older than a switch
     )
     encoding = encodings.build(config.encoding, dims, config.dtype)
     if m.kind == "lm":
