@@ -1,10 +1,12 @@
 """Exact evaluation: `python -m jojax.evaluate --workdir DIR [--lengths 512,1024 [--stride N]] [--resolutions 32,48]
-[--offsets 0,10]`.
+[--offsets 0,10] [--encoding scale_method=yarn,scale_factor=8]`.
 
 Every example of a split counts once, padded and masked, in the same number of steps on every host; sums over
-counts. What is found is added to DIR/result.json with its protocol.
+counts. What is found is added to DIR/result.json with its protocol; with `--encoding`, which changes options of the
+trained encoding, beside what was found without, under keys that name the change.
 """
 
+import ast
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,7 +55,8 @@ def evaluate_resolutions(config, params, mesh, resolutions, offsets=((0.0, 0.0),
     -> {protocol, rows: [{resolution, offset, …metrics, scored}]}. UserError: a size that is no whole number of
     patches, or an offset for an encoding that is a table and has no answer outside it."""
     old = task.make(config)
-    if old.model.encoding(parent=None).BOUNDED_LENGTH and np.any(np.asarray(offsets)):
+    encoding = old.model.encoding(parent=None)
+    if encoding.BOUNDED_LENGTH and not encoding.RELATIVE and np.any(np.asarray(offsets)):
         raise UserError(f"{label(config)} is a table of the training grid: it has no answer at an offset")
     rows = []
     for resolution in resolutions:
@@ -81,9 +84,13 @@ def at_resolution(config, resolution):
 def resized(config, params, old_grid, new_grid):
     """The parameters for another grid, through the encoding module's `resize` where it has tables."""
     resize = getattr(sys.modules[load(config.encoding.name).__module__], "resize", None)
-    if old_grid == new_grid or resize is None or "encoding" not in params:
+    if old_grid == new_grid or resize is None:
         return params
-    return {**params, "encoding": resize(params["encoding"], old_grid, new_grid)}
+
+    def fit(tree):
+        return {**tree, "encoding": resize(tree["encoding"], old_grid, new_grid)} if "encoding" in tree else tree
+
+    return fit(params) | {"blocks": fit(params["blocks"])}
 
 
 def label(config):
@@ -92,12 +99,13 @@ def label(config):
 
 
 # ------------------------------------------------------------------------------------ command
-def restore(workdir):
-    """(result.json, config, task, parameters on a mesh, mesh) of a run."""
+def restore(workdir, changes=None):
+    """(result.json, config, task, parameters on a mesh, mesh) of a run; `changes`: other options of its encoding."""
     result = writer.read_result(workdir)
     if result is None:
         raise UserError(f"{workdir} has no result.json: give the workdir of a run of jojax.train")
     config = ConfigDict(_tuples(result["config"]))
+    config.encoding = ConfigDict(config.encoding.to_dict() | dict(changes or {}))
     mesh = _mesh(config.mesh)
     job = task.make(config)
     shapes = jax.eval_shape(job.init, jax.random.key(0))
@@ -108,7 +116,8 @@ def restore(workdir):
     )
     params, difference = checkpoint.restore_params(workdir, like)
     if difference:
-        raise UserError(f"the checkpoint in {workdir} does not fit its config: {difference}")
+        what = f"the encoding with {suffix(changes)[1:]}" if changes else "its config"
+        raise UserError(f"the checkpoint in {workdir} does not fit {what}: {difference}")
     return result, config, job, params, mesh
 
 
@@ -127,14 +136,14 @@ def _tuples(value):
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
-def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=()):
+def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=(), changes=None):
     """Evaluate the newest checkpoint of a run and add what is found to its result.json. -> the new result.
 
     lengths, stride: see extrapolate.evaluate_lengths (language models). resolutions, offsets: see
-    evaluate_resolutions; an offset counts for both axes (vision models)."""
+    evaluate_resolutions; an offset counts for both axes (vision models). changes: {option: value} of the encoding."""
     from jojax import extrapolate
 
-    result, config, job, params, mesh = restore(workdir)
+    result, config, job, params, mesh = restore(workdir, changes)
     if job.unit == "images" and (lengths or stride):
         raise UserError("--lengths and --stride are for language models; this run trained a vision model")
     if job.unit == "tokens" and (resolutions or offsets):
@@ -150,17 +159,18 @@ def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=()):
         at_resolution(config, resolution)
     values, scored = evaluate_split(job, params, mesh)
     say("valid:", "  ".join(f"{k} {v:.4f}" for k, v in values.items()), f" ({scored:,} {job.unit} scored)")
-    found: dict[str, Any] = {"evaluation": {**values, "scored": scored}}
+    found: dict[str, Any] = {f"evaluation{suffix(changes)}": {**values, "scored": scored}}
     if lengths:
         scores = extrapolate.evaluate_lengths(job, params, mesh, lengths, stride=stride)
         say(extrapolate.table(scores))
-        name = add(found, result, "sliding" if stride else "extrapolation", scores, lengths)
+        name = add(found, result, "sliding" if stride else "extrapolation", scores, lengths, changes)
         if jax.process_index() == 0:
-            say("plot:", extrapolate.plot({label(config): scores}, Path(workdir) / f"{name}.png"))
+            title = label(config) + suffix(changes)
+            say("plot:", extrapolate.plot({title: scores}, Path(workdir) / f"{name}.png"))
     if resolutions or offsets:
         sizes, shifts = resolutions or (config.data.image_size,), [(o, o) for o in offsets or (0.0,)]
         scores = evaluate_resolutions(config, params, mesh, sizes, shifts)
-        add(found, result, "resolutions", scores, [*resolutions, *(f"offset{o:g}" for o in offsets)])
+        add(found, result, "resolutions", scores, [*resolutions, *(f"offset{o:g}" for o in offsets)], changes)
         for row in scores["rows"]:
             size = "×".join(map(str, pair(row["resolution"])))
             say(f"{size:>9} px  offset {row['offset'][0]:g}  top-1 {row['accuracy']:.4f}")
@@ -170,9 +180,17 @@ def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=()):
     return result
 
 
-def add(found, result, key, scores, asked):
+def suffix(changes):
+    return "".join(f"-{option}={value}" for option, value in (changes or {}).items())
+
+
+def add(found, result, key, scores, asked, changes=None):
     """Put scores into `found`. What stands in `result` by another protocol stays, what tables are made of does not
-    change; the new scores come beside it, under a key that names what was asked for. -> the key"""
+    change; the new scores come beside it, under a key that names what was asked for. So do scores of an
+    encoding with changed options. -> the key"""
+    if changes:
+        scores["protocol"]["encoding"] = changes
+        key += suffix(changes)
     if key in result and result[key]["protocol"] != scores["protocol"]:
         key = "-".join([key, *("x".join(map(str, a)) if isinstance(a, tuple) else str(a) for a in asked)])
     found[key] = scores
@@ -201,6 +219,20 @@ def _size(text):
     return sides if len(sides) == 2 else int(text)
 
 
+def _changes(text):
+    """'scale_method=yarn,scale_factor=8' -> {'scale_method': 'yarn', 'scale_factor': 8}"""
+    found = {}
+    for item in filter(None, text.split(",")):
+        option, equals, value = item.partition("=")
+        if not equals or option == "name":
+            raise UserError(f"--encoding={text}: give options of the run's encoding, like scale_method=yarn")
+        try:
+            found[option] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[option] = value
+    return found
+
+
 def main(_):
     evaluate_run(
         flags.FLAGS.workdir,
@@ -208,6 +240,7 @@ def main(_):
         stride=flags.FLAGS.stride,
         resolutions=_numbers("resolutions", _size),
         offsets=_numbers("offsets", float),
+        changes=_changes(flags.FLAGS.encoding),
     )
 
 
@@ -217,4 +250,5 @@ if __name__ == "__main__":
     flags.DEFINE_integer("stride", 0, "sliding windows with this stride instead of disjoint ones", lower_bound=0)
     flags.DEFINE_string("resolutions", "", "image sizes, e.g. 32,48 or, height first, 32x48")
     flags.DEFINE_string("offsets", "", "added to both coordinates, in patches, e.g. 0,0.5,10")
+    flags.DEFINE_string("encoding", "", "other options of the encoding, e.g. scale_method=yarn,scale_factor=8")
     cli.run_main(main)

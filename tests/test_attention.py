@@ -73,7 +73,7 @@ def test_xla_equals_loops(rng):
 def test_a_lift_is_a_bias(rng):
     q, k, *_ = inputs(rng, LK)
     lift = jnp.asarray(rng.normal(size=(B, LK, G * R, 3))), jnp.asarray(rng.normal(size=(B, LK, G, 3)))
-    wide_q, wide_k = attention.with_lift(q, k, lift, D)
+    wide_q, wide_k = attention.with_lift(q, k, lift, D**-0.5)
     s = attention.logits(wide_q, wide_k, D**-0.5)
     bias = np.einsum("bqgrf,bkgf->bgrqk", lift[0].reshape(B, LK, G, R, 3), lift[1])
     np.testing.assert_allclose(s, attention.logits(q, k, D**-0.5) + bias, atol=1e-12)
@@ -85,7 +85,7 @@ def test_a_lift_keeps_its_precision_in_bfloat16():
     q, k = jnp.zeros((1, 3, 1, 1, 8), jnp.bfloat16), jnp.zeros((1, 3, 1, 8), jnp.bfloat16)
     slope = jnp.full((1, 3, 1, 1), 0.25, jnp.float32)
     lift = slope, at.reshape(1, 3, 1, 1)
-    s = attention.logits(*attention.with_lift(q, k, lift, 8), 8**-0.5)[0, 0, 0]
+    s = attention.logits(*attention.with_lift(q, k, lift, 8**-0.5), 8**-0.5)[0, 0, 0]
     np.testing.assert_allclose(s[0], 0.25 * at, atol=1e-2)
     one = (slope * 8**0.5).astype(jnp.bfloat16).astype("float32")[0, 0, 0, 0] * at.astype(jnp.bfloat16) * 8**-0.5
     assert np.abs(np.asarray(one) - 0.25 * np.asarray(at)).max() > 1  # why it is split

@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import pytest
 
+import zoo
 from configs import common
 from configs.encodings import PRESETS, preset
 from jojax import config, dry_run, loop
@@ -13,17 +14,8 @@ from jojax.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = sorted(p for p in (ROOT / "configs").glob("*.py") if p.stem not in ("common", "encodings"))
-TEXT_ONLY = {
-    n for n, p in PRESETS.items() if p["name"] in ("joformer", "accumulated", "grape_a", "grape_ap", "xpos")
-} | {
-    "rope",
-    "rope_integer",
-    "rope_matched",
-    "jo_fixed",
-    "jo_learned",
-    "sinusoidal",
-}
-VISION_ONLY = {n for n, p in PRESETS.items() if p.get("form") in ("axial", "mixed") or p.get("kind") == "sincos2d"}
+TEXT_ONLY = set(PRESETS) - set(zoo.VISION)
+VISION_ONLY = set(zoo.VISION) - set(zoo.TEXT)
 
 
 def traced(spec, **overrides):

@@ -15,7 +15,7 @@ from jojax.encodings.build import options
 from jojax.errors import UserError
 
 README = Path(__file__).resolve().parent.parent / "README.md"
-FAMILIES = ("none", "absolute", "accumulated", "grape_a", "grape_ap", "joformer", "rope", "xpos")
+FAMILIES = ("none", "absolute", "accumulated", "grape_a", "grape_ap", "joformer", "relative", "rope", "xpos")
 TEXT, VISION = zoo.lm_dims(), zoo.vit_dims()
 CONTENT = {"name": "joformer", "angle_source": "linear"}
 POSITION = {"name": "joformer", "angle_source": "position"}
@@ -60,7 +60,7 @@ REFUSED = [
     (
         {"name": "rope", "form": "mixed"},
         zoo.vit_dims(head_dim=6),
-        "encoding.form = 'mixed' halves the planes of a head: make model.head_dim = 6 divisible by 4",
+        "encoding.form = 'mixed' splits the planes of a head: make model.head_dim = 6 divisible by 4",
     ),
     ({"name": "absolute"}, VISION, "encoding.kind = 'sinusoidal' does not fit coordinates with 2 axes"),
     (

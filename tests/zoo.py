@@ -38,8 +38,9 @@ def _fitting(dims, *but):
     return [name for name in sorted(PRESETS) if not name.startswith(but) and fits(name)]
 
 
-TEXT = [n for n in _fitting(lm_dims(), "rope_matched", "rope_axial") if n != "rope"]  # as jo_fixed
-VISION = _fitting(vit_dims())
+# presets that are shown by another one as well: rope by jo_fixed
+TEXT = [n for n in _fitting(lm_dims(), "rope_matched", "rope_axial", "alibi_2d") if n != "rope"]
+VISION = _fitting(vit_dims(), "grape_m_basis")
 
 
 def lm_of(encoding, dtype="float64", dims=(), model=(), **spec):

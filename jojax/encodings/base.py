@@ -53,8 +53,8 @@ class Edge:
     """A bias that is no low-rank lift: a sum over the path, or a function of the pair. Key blocks run last to first,
     the state (of path sums) starts at zero."""
 
-    query: Any  # [B, L, H, r]
-    key: Any  # [B, L, G, s], cached beside the keys
+    query: Any  # [B, L, H, r]; what `step` alone reads may have one head, or one row for all
+    key: Any  # [B, L, G, s], cached beside the keys; likewise
     step: Step = struct.field(pytree_node=False)
     weights: Any = None  # parameters that `step` reads, whole
 
@@ -69,6 +69,7 @@ class Journey:
     edge: Edge | None = None
     prefix: Any = None  # state after this chunk
     restore: bool = struct.field(pytree_node=False, default=True)  # bring the values home: A_k⁻¹ before the output
+    temperature: float = struct.field(pytree_node=False, default=1.0)  # divides q·k, not the biases
 
 
 @dataclasses.dataclass(frozen=True)

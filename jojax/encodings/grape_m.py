@@ -14,6 +14,11 @@
   that phases start 0.394 times as fast as positions. `phase_fn` 'softplus' is the first version's link, 'one' has no
   content (freq). One ω for all heads unless `per_head`
 
+Images and video (appendix G; kinds freq and basis): G(u, v, …) = exp(uLˣ + vLʸ + …) obeys
+the relative law where the generators commute. `form` 'axial': the planes are split between the axes, each with its own
+spectrum; 'mixed': every plane turns with all axes, at signed frequencies of its own, which is the general commuting
+form; they start as RoPE-Mixed's with base `base`.
+
 Outer bases cancel in scores; they matter where values travel (`transport`). Gates and phases are float32 or wider.
 Deviation: the released code turns by −nθ, which projections absorb; published checkpoints need a sign flipped.
 """
@@ -29,7 +34,7 @@ from jojax.algebra.exponential import exp_phases
 from jojax.algebra.operators import skew
 from jojax.encodings.base import Rotary, path_sum, wide
 from jojax.encodings.frames import PlaneFrame, SubspaceFrame
-from jojax.encodings.rope import geometric
+from jojax.encodings.rope import directions, geometric
 from jojax.errors import UserError
 
 KAPPA = 16.0
@@ -38,6 +43,7 @@ KAPPA = 16.0
 class GrapeM(Rotary):
     kind: str = "freq"
     base: float = 10_000.0
+    form: str = "axial"
     per_head: bool = False
     pairing: str = "half"
     basis: str = "cayley"
@@ -47,6 +53,7 @@ class GrapeM(Rotary):
 
     CHOICES: ClassVar[dict[str, tuple]] = Rotary.CHOICES | {
         "kind": ("plane", "freq", "basis", "mix", "ctx"),
+        "form": ("axial", "mixed"),
         "pairing": ("half", "interleaved"),
         "basis": ("cayley", "householder", "unitary"),
         "phase_fn": ("sigmoid16", "softplus", "one"),
@@ -66,9 +73,13 @@ class GrapeM(Rotary):
 
     def check(self):
         super().check()
-        D = self.dims.head_dim
-        if self.dims.axes != 1:
-            raise UserError("encoding grape_m has one axis: for images use rope (axial, mixed) or comrope")
+        D, axes = self.dims.head_dim, self.dims.axes
+        if axes > 1 and self.kind not in ("freq", "basis"):
+            raise UserError(f"encoding.kind = {self.kind!r} has one axis: for images use freq or basis")
+        if D % (2 * axes):
+            raise UserError(
+                f"encoding grape_m splits planes between axes: make model.head_dim = {D} divisible by {2 * axes}"
+            )
         if self.kind == "mix" and not 1 <= self.planes <= D // 2:
             raise UserError(f"encoding.planes = {self.planes}: needs 1 to {D // 2} planes of a head of {D}")
         if self.kind == "basis" and self.basis == "householder" and (self.reflectors < 2 or self.reflectors % 2):
@@ -85,6 +96,8 @@ class GrapeM(Rotary):
         ):
             if self.kind not in kinds:
                 idle[option] = f"kind = {' or '.join(map(repr, kinds))}"
+        if self.dims.axes == 1:
+            idle["form"] = "coordinates with several axes"
         if (self.kind, self.basis) != ("basis", "householder"):
             idle["reflectors"] = "basis = 'householder'"
         return idle
@@ -97,18 +110,31 @@ class GrapeM(Rotary):
         elif self.kind == "mix":
             frame = SubspaceFrame(self.frame_of(2 * self.planes), generator=self.mixed(), phase=position[..., None])
         elif self.kind == "basis":
-            angles = position[..., None, None] * self.spectrum()
-            frame = SubspaceFrame(getattr(self, self.basis)(), angles=angles)
-        else:
-            phase = position[..., None]
-            if self.content:
-                phase, _, last = path_sum(self.gate(ctx), ctx)
+            frame = SubspaceFrame(getattr(self, self.basis)(), angles=self.angles(ctx.position))
+        elif self.content:
+            phase, _, last = path_sum(self.gate(ctx), ctx)
             frame = PlaneFrame(phase[..., None] * self.spectrum(), pairing=self.pairing)
+        else:
+            frame = PlaneFrame(self.angles(ctx.position), pairing=self.pairing)
         return self.travel(frame, prefix=last)
+
+    def angles(self, position):
+        """Σ_a position_a θ_a [B, L, G or 1, D/2]"""
+        axes, planes, position = self.dims.axes, self.dims.head_dim // 2, position[:, :, None]
+        if axes == 1 or self.form == "axial":
+            return jnp.repeat(position, planes // axes, axis=-1) * self.spectrum()
+
+        def start(key, shape):
+            size = geometric(planes // axes, self.base, self.dtype)
+            return (directions(axes, shape[1], key)[..., None] * size).reshape(shape)
+
+        theta = self.param("freq", start, (axes, self.dims.kv_heads if self.per_head else 1, planes))
+        return (position[..., None] * jnp.moveaxis(theta, 0, 1)).sum(-2)
 
     def spectrum(self):
         """θ [G or 1, D/2]"""
-        start = jnp.log(geometric(self.dims.head_dim // 2, self.base, self.dtype))
+        axes = self.dims.axes
+        start = jnp.log(jnp.tile(geometric(self.dims.head_dim // (2 * axes), self.base, self.dtype), axes))
         scale = KAPPA if self.kind != "ctx" else 1.0  # the contextual model stores log θ itself
         heads = self.dims.kv_heads if self.per_head and self.kind != "ctx" else 1
         shape = (heads, start.size)

@@ -106,7 +106,7 @@ class JoFormer(Rope):
         if self.transport != "qkv":
             idle["v_angles"] = "transport = 'qkv'"
         if not self.turns_by_base:
-            idle["learned"] = "angle_base = 'rope'"
+            idle |= dict.fromkeys(("learned", "fraction", "scale_method"), "angle_base = 'rope'")
         return idle
 
     @property

@@ -19,7 +19,8 @@ __all__ = ["EMPTY", "Sites", "attend", "chunked", "with_lift", "xla"]
 
 
 def attend(q, k, v, query: Sites, key: Sites, *, causal, scale, edge=None, edge_key=None, implementation="auto"):
-    """Softmax attention; a row that sees no key yields zeros. `scale` is 1/√head_dim of the model."""
+    """Softmax attention; a row that sees no key yields zeros. `scale` is 1/√head_dim of the model over the journey's
+    temperature."""
     if implementation not in IMPLEMENTATIONS:
         raise UserError(f"attention = {implementation!r}: choose from {', '.join(IMPLEMENTATIONS)}")
     if implementation == "auto":
@@ -46,14 +47,14 @@ def xla(q, k, v, query, key, *, causal, scale, edge=None, edge_key=None):
     return jnp.moveaxis(out, 3, 1).astype(v.dtype)
 
 
-def with_lift(q, k, lift, head_dim):
-    """Append a low-rank bias as features of q and k, so that every kernel can take it.
+def with_lift(q, k, lift, scale):
+    """Append a low-rank bias as features of q and k, which `scale` will multiply, so that every kernel can take it.
 
     q [B, L, G, R, D], k [B, L, G, D]; lift (query [B, L, H, r], key [B, L, G, r]), float32 or wider. Each
     feature is split into three terms that bfloat16 holds exactly, products below 2⁻²⁴ left out: the bias keeps
     float32's precision in bfloat16 and where accelerators round the factors of a float32 product."""
     lift_q, lift_k = lift
-    lift_q = lift_q.reshape(*q.shape[:4], -1) * head_dim**0.5
+    lift_q = lift_q.reshape(*q.shape[:4], -1) / scale
     if jnp.finfo(q.dtype).bits <= 32:
         high_q, high_k = terms(lift_q), terms(lift_k)
         pairs = [(i, j) for i in range(3) for j in range(3) if i + j < 3]

@@ -94,7 +94,8 @@ class Block(nn.Module):
         ctx = ctx.replace(residual=x, x=h, q=q, k=k, prefix=None if past is None else past["encoding"])
         journey = encoding.journey(shared, carry, ctx)
         q = q.reshape(*q.shape[:2], dims.kv_heads, -1, dims.head_dim)
-        q, k, v, home = self.transport(journey, q, k, v, ctx.placed)
+        scale = dims.head_dim**-0.5 / journey.temperature
+        q, k, v, home = self.transport(journey, q, k, v, ctx.placed, scale)
         keys = {"key": k, "value": v, "edge": None if journey.edge is None else journey.edge.key}
         new = None
         if self.capacity:
@@ -106,7 +107,7 @@ class Block(nn.Module):
             keys["value"],
             *sites,
             causal=dims.causal,
-            scale=dims.head_dim**-0.5,
+            scale=scale,
             edge=journey.edge,
             edge_key=keys["edge"],
             implementation=spec.attention,
@@ -115,7 +116,7 @@ class Block(nn.Module):
         out = spec.dense(x.shape[-1], "out", axis=(-2, -1))(o)
         return nn.Dropout(spec.dropout, deterministic=not ctx.train)(out), new
 
-    def transport(self, journey, q, k, v, placed):
+    def transport(self, journey, q, k, v, placed, scale):
         """q, k, v in the frames of their sites, biases as features; and the way home for the output."""
 
         def placed_frame(frame):
@@ -130,7 +131,7 @@ class Block(nn.Module):
             lift = journey.lift
             if placed is not None:
                 lift = tuple(jnp.where(placed[..., None, None], t, 0) for t in lift)
-            q, k = attention.with_lift(q, k, lift, self.spec.dims.head_dim)
+            q, k = attention.with_lift(q, k, lift, scale)
         if value_frame is None:
             return q, k, v, lambda o: o
         return q, k, value_frame.apply(v), value_frame.invert if journey.restore else lambda o: o
