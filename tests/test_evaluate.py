@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import runs
+import zoo
 from jojax import evaluate, extrapolate, task
 from jojax.errors import UserError
 from runs import LM, lm, trained
@@ -138,6 +139,45 @@ def test_command_slides_windows_and_adds_to_the_record(tmp_path):
     assert row["tail_loss"] == pytest.approx(np.mean(tail), rel=1e-5)
     assert after["sliding"]["protocol"]["windows"]["64"]["stride"] == 16
     assert (tmp_path / "run" / "sliding.png").exists()
+
+
+def test_an_encoding_with_other_options_is_scored_beside_the_run(tmp_path):
+    """The run's own numbers stay; the key and the protocol name the change, and the numbers are a changed model's."""
+    shutil.copytree(trained(), tmp_path / "run")
+    before = runs.result(tmp_path / "run")
+    options = "scale_method=yarn,scale_factor=2"
+    args = ["-m", "jojax.evaluate", "--workdir", str(tmp_path / "run"), "--lengths", "32,64", "--encoding", options]
+    out, err = runs.run(args, env=runs.environment(devices=1))
+    assert "tail PPL" in out and err == ""
+    after, name = runs.result(tmp_path / "run"), "-scale_method=yarn-scale_factor=2"
+    added = {"evaluation" + name, "extrapolation" + name}
+    assert {k: v for k, v in after.items() if k not in added} == before and added <= after.keys()
+    scores = after["extrapolation" + name]
+    assert scores["protocol"].pop("encoding") == {"scale_method": "yarn", "scale_factor": 2}
+    assert scores["protocol"] == before["extrapolation"]["protocol"]
+    _, _, job, params, mesh = evaluate.restore(trained(), {"scale_method": "yarn", "scale_factor": 2})
+    want, scored = evaluate.evaluate_split(job, params, mesh)
+    assert after["evaluation" + name] == pytest.approx(want | {"scored": scored}, rel=1e-5)
+    changed = runs.config_of(LM, lm(encoding__scale_method="yarn", encoding__scale_factor=2.0))
+    loud = zoo.noisy(params, 0.3)  # 30 steps have hardly taught it to look at places
+    got, same, run = (
+        evaluate.evaluate_split(j, loud, mesh)[0]["loss"] for j in (job, task.make(changed), restored(trained())[1])
+    )
+    assert got == pytest.approx(same, rel=1e-5) and abs(got - run) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"scale_method": "yarns"}, r"encoding\.scale_method = 'yarns': choose from none, pi, ntk, yarn"),
+        ({"learned": True}, r"does not fit the encoding with learned=True: missing.*freq"),
+    ],
+)
+def test_options_that_the_checkpoint_does_not_fit(changes, words):
+    with pytest.raises(UserError, match=words):
+        evaluate.evaluate_run(trained(), changes=changes)
+    with pytest.raises(UserError, match=r"--encoding=name=xpos: give options of the run's encoding"):
+        evaluate._changes("name=xpos")
 
 
 def test_scores_by_another_protocol_come_beside_those_of_the_run():

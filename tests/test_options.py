@@ -224,8 +224,8 @@ def test_learned_frequencies_start_at_the_published_ones(form, shared):
         return
     np.testing.assert_allclose(np.linalg.norm(start, axis=0), np.linalg.norm(fixed, axis=0), rtol=1e-5)
     y, x = start
-    np.testing.assert_allclose(y[:, 2:], -x[:, :2], atol=1e-6)
-    np.testing.assert_allclose(x[:, 2:], y[:, :2], atol=1e-6)
+    np.testing.assert_allclose(y[:, 4:], -x[:, :4], atol=1e-6)
+    np.testing.assert_allclose(x[:, 4:], y[:, :4], atol=1e-6)
     assert np.abs(start - fixed).max() > 1e-2
 
 
