@@ -139,8 +139,8 @@ def vit(**data) -> ConfigDict:
 
 def content_angles(name: str) -> bool:
     """Does the preset learn step angles from content? Their errors add up along the path: they want a lower rate."""
-    options = preset(name)
-    return options["name"] == "joformer" and options.get("angle_source") != "position"
+    options = preset(name.partition("+")[0])
+    return options["name"] in ("joformer", "jo_blocks", "householder") and options.get("angle_source") != "position"
 
 
 def finish(config: ConfigDict, arg: ConfigDict, encoding: str) -> ConfigDict:
