@@ -20,6 +20,7 @@ def test_claims(name, kind, law):
     zoo.holds(law, name, kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", ["bfloat16", "blocks"])
 @pytest.mark.parametrize(("name", "kind"), zoo.families(zoo.CASES))
 def test_kernels(name, kind, law):

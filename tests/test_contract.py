@@ -34,6 +34,7 @@ def test_claim_relative(name, kind):
     zoo.holds("relative", name, kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), zoo.families(zoo.MODELS))
 def test_gradients(name, kind):
     zoo.holds("gradients", name, kind)

@@ -110,6 +110,7 @@ def test_tables_are_resized_by_cubic_convolution():
         assert abs(row["loss"] - wrong["loss"]) > 1e-3 * row["loss"]
 
 
+@pytest.mark.slow
 def test_relative_frames_answer_at_any_resolution_and_offset():
     """Top-1 does not change with the origin; with a class token, which stands at no place, it would."""
     config = runs.config_of(*config_of("rope_axial", pool="mean"))

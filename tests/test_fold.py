@@ -71,6 +71,7 @@ def test_a_folded_model_has_the_same_logits(name):
     assert np.abs(logits(plain, {**other, "blocks": blocks}, given) - want).max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GROUPS)
 def test_frames_are_planes_in_another_basis(name):
     """At any site A_i = S R(Σ_a u_a ω_a) Sᵀ, with S and ω from the generators alone."""

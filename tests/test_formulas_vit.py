@@ -122,6 +122,7 @@ def test_absolute(kind, pool):
     assert np.abs(got - formula(params, nope)).max() > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), zoo.spread([(n, "vision") for n in zoo.VISION]))
 def test_no_dead_parameter(name, kind):
     """Every array moves the loss. Without frames on keys the key bias cannot: it shifts all logits of a query alike."""

@@ -34,6 +34,7 @@ def logits(model, params, x, **kw):
     return np.asarray(jax.jit(lambda p, x: model.apply({"params": p}, x, **kw))(params, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), zoo.spread([(n, "vision") for n in zoo.VISION if n != "none"]))
 def test_order_matters(name, kind):
     """Columns of patches moved round: another answer. NoPE in an encoder cannot tell."""
