@@ -21,13 +21,16 @@ def watch(job, params, batch):
     """[(Context, Journey)] of every block: what the encoding was asked and what it answered."""
     seen, inside = [], []
 
+    def keep(*pair):
+        seen.append(jax.tree.map(np.array, pair))  # copies: the buffers are the program's
+
     def look(following, args, kwargs, call):
         if inside or not isinstance(call.module, Encoding) or call.method_name != "journey":
             return following(*args, **kwargs)
         inside.append(call)  # the hook may call that of its parent
         journey = following(*args, **kwargs)
         inside.clear()
-        jax.debug.callback(lambda *pair: seen.append(pair), args[-1], journey, ordered=True)
+        jax.debug.callback(keep, args[-1], journey, ordered=True)
         return journey
 
     with nn.intercept_methods(look):
