@@ -123,3 +123,18 @@ def test_second_derivatives_of_closed_forms_along_a_line(n, rng):
     second = jax.jit(jax.jacfwd(jax.jacfwd(lambda t: exp_skew(t * s))))
     for t in (0.0, 1e-9, 1e-5, 0.05, 0.1, 2.0):
         assert close(second(t), s @ s @ scipy.linalg.expm(t * s))
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_phases_sum_over_the_axes(batch, rng):
+    """Also where the program makes the coordinates: there XLA (jaxlib 0.10) takes other planes' speeds for `sum`."""
+    speeds = rng.normal(size=(2, 4, 12)).astype("float32")
+
+    def grid():
+        at = jnp.stack(jnp.meshgrid(jnp.arange(4), jnp.arange(4), indexing="ij"), -1).reshape(-1, 2)
+        return jnp.broadcast_to(at.astype("float32"), (batch, 16, 2))
+
+    with jax.enable_x64(False):
+        got, at = jax.jit(lambda: operators.phases(grid(), speeds))(), np.asarray(grid())
+    assert got.dtype == jnp.float32 and got.shape == (batch, 16, 4, 12)
+    np.testing.assert_allclose(got, np.einsum("bla,agn->blgn", at, speeds), atol=1e-5)

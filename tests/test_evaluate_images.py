@@ -153,6 +153,7 @@ def test_what_a_vision_model_cannot_do(given, words):
     assert runs.snapshot(trained()) == before
 
 
+@pytest.mark.slow
 def test_a_folded_model_is_recorded_beside_the_run(tmp_path):
     """The same figures by plain rope, under keys of their own; a table of positions has nothing to fold."""
     assert runs.train_here(*config_of("comrope_ld"), tmp_path) == 0

@@ -133,7 +133,7 @@ ROTARY = {
 }
 
 
-@pytest.mark.parametrize("case", ROTARY)
+@pytest.mark.parametrize("case", zoo.some(ROTARY))
 def test_rotary_options(case):
     options, *changes = ROTARY[case]
     model, params = model_and_params(options)

@@ -138,7 +138,7 @@ BLOCK_CASES = {
 }
 
 
-@pytest.mark.parametrize("case", BLOCK_CASES)
+@pytest.mark.parametrize("case", zoo.some(BLOCK_CASES))
 def test_blocks(case):
     options, width, *changes = BLOCK_CASES[case]
     model, params = model_and_params(options, width)
@@ -174,11 +174,13 @@ def encode_householder(block, pairs=False, tokens=False, transport="qkv", inclus
 
 @pytest.mark.parametrize(
     ("options", "right"),
-    [
-        ({}, {}),
-        ({"block": 2, "transport": "qk"}, dict(block=2, transport="qk")),
-        ({"pairs": True, "source": "token_table"}, dict(pairs=True, tokens=True)),
-    ],
+    zoo.some(
+        [
+            ({}, {}),
+            ({"block": 2, "transport": "qk"}, dict(block=2, transport="qk")),
+            ({"pairs": True, "source": "token_table"}, dict(pairs=True, tokens=True)),
+        ]
+    ),
     ids=["whole_head", "blocks", "pairs_of_tokens"],
 )
 def test_householder(options, right):

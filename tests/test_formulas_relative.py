@@ -78,7 +78,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", zoo.some(CASES))
 def test_text(case):
     options, right, wrong = CASES[case]
     if case == "t5_shared":  # in the place of kernels, which have other parameters: the first block's bias alone
@@ -177,7 +177,7 @@ GRIDS = {
 }
 
 
-@pytest.mark.parametrize("case", GRIDS)
+@pytest.mark.parametrize("case", zoo.some(GRIDS))
 def test_images(case):
     options, pool, right = GRIDS[case]
     model, params = images.model_and_params({"name": "relative", **options}, pool)

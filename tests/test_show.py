@@ -7,6 +7,7 @@ import pytest
 
 import reference
 import runs
+import zoo
 from configs.encodings import preset
 from jojax import coherence, encodings, show, task
 from jojax.encodings.rope import Rope
@@ -153,11 +154,13 @@ def test_a_pass_is_watched_once_a_block():
 # ------------------------------------------------------------------------------- pictures
 @pytest.mark.parametrize(
     ("spec", "given"),
-    [
-        (f"{runs.VIT},encoding=comrope_ap_qkv", vit(model__depth=1)),
-        (f"{runs.VIT},encoding=sincos2d", vit(model__pool="mean", model__depth=1)),
-        ("configs/quickstart.py:smoke,encoding=fox", lm(model__depth=1)),
-    ],
+    zoo.some(
+        [
+            (f"{runs.VIT},encoding=comrope_ap_qkv", vit(model__depth=1)),
+            (f"{runs.VIT},encoding=sincos2d", vit(model__pool="mean", model__depth=1)),
+            ("configs/quickstart.py:smoke,encoding=fox", lm(model__depth=1)),
+        ]
+    ),
 )
 def test_pictures(spec, given, tmp_path):
     path = show.show(runs.config_of(spec, given), out=tmp_path / "made.png", length=0 if "vit" in spec else 20)

@@ -61,6 +61,12 @@ CLAIMS = ("RELATIVE", "NORM_PRESERVING", "CAUSAL_ONLY", "BOUNDED_LENGTH", "STREA
 MAIN = ("jo_projected", "jo_fixed", "grape_ap_strict", "rope_mixed", "comrope_ld", "jo_random")
 
 
+def some(cases, every=3):
+    """All cases; of each `every` that follow one another only the first by default, the others are slow tests."""
+    cases = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*case, marks=pytest.mark.slow if i % every else ()) for i, case in enumerate(cases)]
+
+
 def spread(cases):
     """All cases; of those that have class, kind and claims in common, all but one are slow tests."""
     seen, out = set(), []

@@ -45,6 +45,16 @@ def rotate(x: Array, angles: Array, pairing: str = "half") -> Array:
     return out.reshape(*out.shape[:-2], -1).astype(x.dtype)
 
 
+def phases(position: Array, speeds: Array) -> Array:
+    """Σ_a position_a speeds_a: position [..., A], speeds [A, ...] -> [..., ...] in position's dtype.
+
+    Written out: a dot would be rounded by accelerators, and what XLA makes of the product and `sum` on CPUs (jaxlib
+    0.10) has angles of other planes where the positions are made in the same program."""
+    own = range(position.ndim - 1, position.ndim + speeds.ndim - 2)
+    speeds = speeds.astype(position.dtype)
+    return sum(jnp.expand_dims(position[..., a], tuple(own)) * speed for a, speed in enumerate(speeds))
+
+
 def plane_matrix(angles: Array, pairing: str = "half") -> Array:
     """R(θ) as a matrix [..., D, D] for angles [..., D/2]: column i is the i-th unit vector, turned."""
     angles = widen(angles)

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jojax.algebra.exponential import exp_phases
-from jojax.algebra.operators import plane_generator, skew
+from jojax.algebra.operators import phases, plane_generator, skew
 from jojax.encodings.coordinates import Spatial
 from jojax.encodings.frames import BlockFrame
 from jojax.encodings.rope import geometric
@@ -72,7 +72,7 @@ class ComRoPE(Spatial):
     def journey(self, shared, carry, ctx):
         u = self.coordinates(shared, self.one_image(ctx))  # [B or 1, L, A]
         generator, theta = self.turns()
-        phase = (u[..., None, None] * theta.astype(u.dtype)).sum(2)  # [B or 1, L, G or 1, m]
+        phase = phases(u, theta)  # [B or 1, L, G or 1, m]
         phase = jnp.broadcast_to(phase, (*phase.shape[:2], self.dims.kv_heads, self.blocks))
         return self.travel(BlockFrame(exp_phases(generator.astype(u.dtype), phase)))
 

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jojax.algebra.exponential import exp_phases
-from jojax.algebra.operators import plane_generator, skew
+from jojax.algebra.operators import phases, plane_generator, skew
 from jojax.encodings.base import Rotary, path_sum, wide
 from jojax.encodings.frames import PlaneFrame, SubspaceFrame
 from jojax.encodings.rope import directions, geometric
@@ -111,17 +111,13 @@ class GrapeM(Rotary):
             phase = jnp.broadcast_to(position[..., None], (*position.shape, self.dims.kv_heads))
             frame = SubspaceFrame(self.frame_of(2 * self.planes), matrix=exp_phases(self.mixed(), phase))
         elif self.kind == "basis":
-            frame = SubspaceFrame(getattr(self, self.basis)(), angles=self.angles(ctx.position))
+            frame = SubspaceFrame(getattr(self, self.basis)(), angles=phases(ctx.position, self.velocities()))
         elif self.content:
             phase, _, last = path_sum(self.gate(ctx), ctx)
             frame = PlaneFrame(phase[..., None] * self.spectrum(), pairing=self.pairing)
         else:
-            frame = PlaneFrame(self.angles(ctx.position), pairing=self.pairing)
+            frame = PlaneFrame(phases(ctx.position, self.velocities()), pairing=self.pairing)
         return self.travel(frame, prefix=last)
-
-    def angles(self, position):
-        """Σ_a position_a θ_a [B, L, G or 1, D/2]"""
-        return (position[:, :, None, None] * jnp.moveaxis(self.velocities(), 0, -1)).sum(-1)
 
     def velocities(self):
         """θ [A, G or 1, D/2]"""

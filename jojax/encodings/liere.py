@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jojax.algebra.elements import product
-from jojax.algebra.operators import exp_skew, skew
+from jojax.algebra.operators import exp_skew, phases, skew
 from jojax.encodings.coordinates import Spatial
 from jojax.encodings.frames import BlockFrame
 from jojax.errors import UserError
@@ -49,8 +49,7 @@ class LieRE(Spatial):
         generators = self.generators() if generators is None else generators
         u, token = self.places(noise, self.one_image(ctx))  # [B or 1, L, A]
         u = u if token is None else jnp.concatenate([u, token], 1)
-        u = u[..., None, None, None, None]
-        matrix = exp_skew(sum(u[:, :, a] * generators[a].astype(u.dtype) for a in range(self.dims.axes)))
+        matrix = exp_skew(phases(u, generators))
         if token is not None:  # attention gives the class token the identity: all frames as seen from its own
             matrix = product(matrix[:, -1:].swapaxes(-1, -2), matrix[:, :-1])
         return self.travel(BlockFrame(matrix))

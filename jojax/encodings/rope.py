@@ -35,6 +35,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jojax.algebra.operators import phases
 from jojax.encodings.base import wide
 from jojax.encodings.coordinates import Spatial
 from jojax.encodings.frames import PlaneFrame
@@ -147,9 +148,7 @@ class Rope(Spatial):
         shared: of `begin`; (perturbation or None, shared frequencies or None for the block's own)."""
         noise, omega = shared or (None, None)
         omega = self.frequencies() if omega is None else omega
-        position = self.coordinates(noise, self.one_image(ctx))[:, :, None, None]
-        # a product and a sum, no dot: accelerators would round its factors
-        return (position * jnp.moveaxis(omega, 0, -1).astype(position.dtype)).sum(-1)
+        return phases(self.coordinates(noise, self.one_image(ctx)), omega)
 
     def frequencies(self):
         """ω [A, G or 1, D/2] as they turn: by `fraction` and `scale_method`."""
