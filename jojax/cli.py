@@ -1,9 +1,10 @@
 """Command lines: `--config FILE.py:arg --config.a.b=v` through ml_collections, and errors in one sentence,
 exit code 2."""
 
+import ast
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -50,6 +51,20 @@ def run_main(main: Callable[[Sequence[str]], Any], argv: Sequence[str] | None = 
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def options(texts: Iterable[str]) -> dict[str, Any]:
+    """Options of an encoding: ['rate=0.02', 'gate=k'] -> {'rate': 0.02, 'gate': 'k'}"""
+    found = {}
+    for text in texts:
+        option, equals, value = text.partition("=")
+        if not equals or option == "name":
+            raise UserError(f"{text!r} is no option of an encoding: give option=value")
+        try:
+            found[option] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            found[option] = value
+    return found
 
 
 def _parse(positional: bool, argv: list[str]) -> list[str]:

@@ -6,7 +6,6 @@ counts. What is found is added to DIR/result.json with its protocol; with `--enc
 trained encoding, beside what was found without, under keys that name the change.
 """
 
-import ast
 import sys
 from pathlib import Path
 from typing import Any
@@ -221,20 +220,6 @@ def _size(text):
     return sides if len(sides) == 2 else int(text)
 
 
-def _changes(text):
-    """'scale_method=yarn,scale_factor=8' -> {'scale_method': 'yarn', 'scale_factor': 8}"""
-    found = {}
-    for item in filter(None, text.split(",")):
-        option, equals, value = item.partition("=")
-        if not equals or option == "name":
-            raise UserError(f"--encoding={text}: give options of the run's encoding, like scale_method=yarn")
-        try:
-            found[option] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            found[option] = value
-    return found
-
-
 def main(_):
     evaluate_run(
         flags.FLAGS.workdir,
@@ -242,7 +227,7 @@ def main(_):
         stride=flags.FLAGS.stride,
         resolutions=_numbers("resolutions", _size),
         offsets=_numbers("offsets", float),
-        changes=_changes(flags.FLAGS.encoding),
+        changes=cli.options(filter(None, flags.FLAGS.encoding.split(","))),
         fold=flags.FLAGS.fold,
     )
 

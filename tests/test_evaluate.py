@@ -11,7 +11,7 @@ import pytest
 
 import runs
 import zoo
-from jojax import evaluate, extrapolate, task
+from jojax import cli, evaluate, extrapolate, task
 from jojax.errors import UserError
 from runs import LM, lm, trained
 
@@ -178,8 +178,13 @@ def test_an_encoding_with_other_options_is_scored_beside_the_run(tmp_path):
 def test_options_that_the_checkpoint_does_not_fit(changes, words):
     with pytest.raises(UserError, match=words):
         evaluate.evaluate_run(trained(), changes=changes)
-    with pytest.raises(UserError, match=r"--encoding=name=xpos: give options of the run's encoding"):
-        evaluate._changes("name=xpos")
+
+
+@pytest.mark.parametrize("text", ["name=xpos", "learned"])
+def test_only_options_of_an_encoding_can_be_changed(text):
+    assert cli.options(["scale_factor=8", "scale_method=yarn"]) == {"scale_factor": 8, "scale_method": "yarn"}
+    with pytest.raises(UserError, match=f"'{text}' is no option of an encoding: give option=value"):
+        cli.options([text])
 
 
 def test_scores_by_another_protocol_come_beside_those_of_the_run():

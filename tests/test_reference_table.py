@@ -1,4 +1,5 @@
-"""Every preset as it stands in a whole model, against its plain formula in float64: one table, without a gap.
+"""Every preset as it stands in a whole model, against its plain formula in float64, and beside it what the comparison
+with a public library gave where there is one (public.py): one table, without a gap.
 
 python3 -m pytest -m slow tests/test_reference_table.py -s
 """
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import public
 import reference
 import reference_rotary
 import test_formulas as text
@@ -164,9 +166,13 @@ def image_error(name, pool="cls"):
 def test_every_preset_equals_its_formula(capsys):
     rows = [(n, "text", text_error(n)) for n in sorted(PRESETS) if (n, "text") in zoo.MODELS or n == "rope"]
     rows += [(n, "images", image_error(n)) for n in sorted(PRESETS) if (n, "vision") in zoo.MODELS and n != "none"]
+    beside = public.public_errors()
     with capsys.disabled():
-        print("\n| encoding | model | max error of the logits |\n| --- | --- | --- |")
+        print("\n| encoding | model | max error of the logits | to a library, relative | library |")
+        print("| --- | --- | --- | --- | --- |")
         for name, kind, error in rows:
-            print(f"| {name} | {kind} | {error:.1e} |")
+            library, apart = beside.get(name, ("", None))
+            print(f"| {name} | {kind} | {error:.1e} | {'' if apart is None else f'{apart:.1e}'} | {library} |")
+    assert beside.keys() <= {name for name, *_ in rows}
     assert {name for name, *_ in rows} | {"rope_matched"} >= set(PRESETS)
     assert all(error < 1e-10 for *_, error in rows)

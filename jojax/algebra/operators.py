@@ -46,10 +46,11 @@ def rotate(x: Array, angles: Array, pairing: str = "half") -> Array:
 
 
 def phases(position: Array, speeds: Array) -> Array:
-    """Σ_a position_a speeds_a: position [..., A], speeds [A, ...] -> [..., ...] in position's dtype.
+    """Σ_a position_a speeds_a: position [..., A], speeds [A, ...] -> [..., ...] in position's dtype, float32 or wider.
 
     Written out: a dot would be rounded by accelerators, and what XLA makes of the product and `sum` on CPUs (jaxlib
     0.10) has angles of other planes where the positions are made in the same program."""
+    position = widen(position)
     own = range(position.ndim - 1, position.ndim + speeds.ndim - 2)
     speeds = speeds.astype(position.dtype)
     return sum(jnp.expand_dims(position[..., a], tuple(own)) * speed for a, speed in enumerate(speeds))

@@ -7,33 +7,17 @@ where a claim is false, be it too large or too modest, or where a law that all m
 tried in language models and in vision models, whichever take it.
 """
 
-import ast
-
 import jax
 
 from jojax import cli, laws
 from jojax.errors import UserError
 
 
-def options(texts) -> dict:
-    """['rate=0.02', 'gate=k'] -> {'rate': 0.02, 'gate': 'k'}"""
-    found = {}
-    for text in texts:
-        option, equals, value = text.partition("=")
-        if not equals:
-            raise UserError(f"{text!r} is no option of an encoding: give option=value")
-        try:
-            found[option] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            found[option] = value
-    return found
-
-
 def main(argv) -> int:
     if len(argv) < 2:
         raise UserError("name an encoding: a module of jojax.encodings or a dotted path, then option=value")
     broken = 0
-    for subject in laws.subjects({"name": argv[1]} | options(argv[2:])):
+    for subject in laws.subjects({"name": argv[1]} | cli.options(argv[2:])):
         print(f"{argv[1]} in a {subject.kind} model")
         for law in laws.LAWS.values():
             if law.applies(subject):
