@@ -1,9 +1,8 @@
-"""Every preset learns what needs order, and what has none does not: a copy task for text, a direction for images.
+"""Every preset learns what needs order, and what is blind to it does not: seconds of training in float32, one seed.
 
 - text: at each site, name the token of the site before
-- images: two marks, red and blue; which quadrant of red does blue stand in? A bag of patches cannot tell
-Both are trained for some seconds in float32, one seed; what `none` reaches without causality, or with patches in
-random order, is the mark to beat.
+- images: half of the patches are light, half dark; a board of squares, or two halves? A bag of patches cannot tell
+What `none` reaches without causality, or with patches in random order, is the mark to beat.
 """
 
 import functools
@@ -22,55 +21,53 @@ from jojax.models.block import Spec
 from jojax.models.lm import LM
 from jojax.models.vit import ViT
 
-TOKENS, LENGTH, STEPS, ROWS = 12, 14, 300, 32
+TOKENS, LENGTH, ROWS = 12, 14, 16
 TEXT = dict(heads=4, kv_heads=2, head_dim=16, width=64, depth=2, vocab=TOKENS, length=LENGTH)
-IMAGE = dict(heads=4, kv_heads=2, head_dim=16, width=64, depth=2, axes=2, grid=(4, 5), causal=False)
+IMAGE = dict(heads=4, kv_heads=2, head_dim=16, width=64, depth=2, axes=2, grid=(4, 6), causal=False)
+# the tests compile without optimisation; a loop of hundreds of steps is worth it
+OPTIONS = {"xla_backend_optimization_level": 3}
 
 pytestmark = pytest.mark.slow
 
 
-def text(rng):
+def before(rng):
     tokens = rng.integers(0, TOKENS, (ROWS, LENGTH + 1))
     return tokens[:, 1:], tokens[:, :-1]
 
 
-def image(rng, shuffled=False):
-    """Images [B, 8, 15, 3] of patches 2 × 3, quadrants [B, 1]."""
-    h, w = IMAGE["grid"]
-    red = np.stack([rng.integers(0, h, 4 * ROWS), rng.integers(0, w, 4 * ROWS)], 1)
-    blue = np.stack([rng.integers(0, h, 4 * ROWS), rng.integers(0, w, 4 * ROWS)], 1)
-    kept = np.flatnonzero((red != blue).all(1))[:ROWS]
-    patches, row = np.zeros((ROWS, h, w, 3)), np.arange(ROWS)
-    for place, channel in ((red[kept], 0), (blue[kept], 2)):
-        patches[row, place[:, 0], place[:, 1], channel] = 1
+def board(rng, shuffled=False):
+    """Images [B, 8, 18, 3] of patches 2 × 3; is each a board [B, 1]?"""
+    y, x = np.indices(IMAGE["grid"])
+    kind = rng.integers(0, 2, ROWS)
+    light = np.stack([x // 3, (x + y) % 2])[kind]
     if shuffled:
-        patches = rng.permuted(patches.reshape(ROWS, h * w, 3), axis=1).reshape(patches.shape)
-    down, right = (blue[kept] > red[kept]).T
-    return patches.repeat(2, 1).repeat(3, 2).astype("float32"), (2 * down + right)[:, None]
+        light = rng.permuted(light.reshape(ROWS, -1), axis=1).reshape(light.shape)
+    patches = (2.0 * light - 1)[..., None].repeat(3, -1)
+    return patches.repeat(2, 1).repeat(3, 2).astype("float32"), kind[:, None]
 
 
-def accuracy(model, draw, steps=STEPS, lr=3e-3):
-    """Of the last batches, none of which it has seen before."""
-    tx = optax.adam(optax.warmup_cosine_decay_schedule(0, lr, 30, steps))
-    rng = np.random.default_rng(0)
-    params = jax.jit(model.init)(jax.random.key(0), draw(rng)[0])["params"]
+def accuracy(model, draw, steps, lr=3e-3):
+    """Of the last twenty batches, none of which it has seen before; the first site of a text has none before it."""
+    rng, tx = np.random.default_rng(0), optax.adam(optax.warmup_cosine_decay_schedule(0, lr, 30, steps))
+    given, wanted = map(np.stack, zip(*(draw(rng) for _ in range(steps)), strict=True))
 
     def loss(params, given, wanted, key):
-        logits = model.apply({"params": params}, given, train=True, rngs={"encoding": key, "dropout": key})
-        logits = logits.reshape(*wanted.shape, -1)[:, -wanted.shape[1] :]
-        return optax.softmax_cross_entropy_with_integer_labels(logits, wanted).mean(), logits
+        rngs = {"encoding": key, "dropout": key}
+        logits = model.apply({"params": params}, given, train=True, rngs=rngs).reshape(*wanted.shape, -1)
+        right = (logits.argmax(-1) == wanted)[:, min(1, wanted.shape[1] - 1) :].mean()
+        return optax.softmax_cross_entropy_with_integer_labels(logits, wanted).mean(), right
 
-    @jax.jit
-    def step(params, opt, given, wanted, key):
-        (_, logits), grads = jax.value_and_grad(loss, has_aux=True)(params, given, wanted, key)
+    def step(carry, batch):
+        params, opt = carry
+        (_, right), grads = jax.value_and_grad(loss, has_aux=True)(params, *batch)
         change, opt = tx.update(grads, opt, params)
-        return optax.apply_updates(params, change), opt, (logits.argmax(-1) == wanted)[:, min(1, wanted.shape[1] - 1) :]
+        return (optax.apply_updates(params, change), opt), right
 
-    opt, right = tx.init(params), []
-    for i in range(steps):
-        params, opt, hit = step(params, opt, *draw(rng), jax.random.key(i))
-        right.append(hit)
-    return float(jnp.mean(jnp.stack(right[-20:])))
+    params = jax.jit(model.init)(jax.random.key(0), given[0])["params"]
+    batches = given, wanted, jax.random.split(jax.random.key(1), steps)
+    train = jax.jit(lambda params, batches: jax.lax.scan(step, (params, tx.init(params)), batches)[1])
+    right = train.lower(params, batches).compile(OPTIONS)(params, batches)
+    return float(jnp.mean(right[-20:]))
 
 
 def lm(encoding, **changes):
@@ -78,32 +75,26 @@ def lm(encoding, **changes):
     return LM(Spec(dims=dims, attention="xla"), encodings.build(encoding, dims))
 
 
-def vit(encoding, **changes):
-    dims = Dims(**IMAGE | changes)
-    return ViT(Spec(dims=dims), encodings.build(encoding, dims), classes=4, patch=(2, 3), pool="mean")
+def vit(encoding):
+    dims = Dims(**IMAGE)
+    return ViT(Spec(dims=dims), encodings.build(encoding, dims), classes=2, patch=(2, 3), pool="mean")
 
 
-@functools.cache
-def floor(kind):
-    """What order-blind models reach."""
-    if kind == "text":
-        return accuracy(lm({"name": "none"}, causal=False), text)
-    return max(
-        accuracy(vit({"name": "none"}), image),
-        accuracy(vit(preset("rope_axial")), functools.partial(image, shuffled=True)),
-    )
+def test_models_blind_to_order_do_not_learn():
+    assert accuracy(lm({"name": "none"}, causal=False), before, 250) < 0.4
+    assert accuracy(vit({"name": "none"}), board, 200) < 0.7
+    assert accuracy(vit(preset("rope_axial")), functools.partial(board, shuffled=True), 200) < 0.7
 
 
 @pytest.mark.parametrize("name", zoo.TEXT)
 def test_text(name):
-    assert floor("text") < 0.5
-    assert accuracy(lm(preset(name)), text) > 0.9
+    assert accuracy(lm(preset(name)), before, 250) > 0.85
 
 
 @pytest.mark.parametrize("name", [n for n in zoo.VISION if n != "none"])
 def test_images(name):
-    assert floor("images") < 0.5
-    assert accuracy(vit(preset(name)), image) > 0.8
+    # frequencies that start near zero take longer
+    assert any(accuracy(vit(preset(name)), board, steps) > 0.9 for steps in (200, 600))
 
 
 def test_every_preset_is_here():
