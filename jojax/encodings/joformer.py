@@ -177,11 +177,11 @@ class JoFormer(Rope):
             turns = self.steps(shared_z if carry is None else carry, ctx).astype(linear.dtype)
             turns, last = self.along(turns, ctx, elements.wrapped_add, 0.0)
             angles = angles + 2 * jnp.pi * turns
-        of_values = {"same": angles, "fixed": linear, "stop": jax.lax.stop_gradient(angles)}[self.v_angles]
-        return self.travel(self.frame(angles), self.frame(of_values), prefix=last)
+        of_values = {"same": None, "fixed": linear, "stop": jax.lax.stop_gradient(angles)}[self.v_angles]
+        return self.travel(self.frame(angles), None if of_values is None else self.frame(of_values), prefix=last)
 
     def frame(self, angles):
-        return PlaneFrame(self.journey_sign * angles, pairing=self.pairing)
+        return PlaneFrame.of(self.journey_sign * angles, pairing=self.pairing)
 
     def along(self, step, ctx, mul, one):
         """What `accumulate` makes of step [B, L, ...] at each site, and what it hands on; mul(earlier, later)."""

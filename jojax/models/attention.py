@@ -72,7 +72,8 @@ def transport(journey: Journey, q, k, v, placed=None, norm=None):
 
     B, L, H, D = q.shape
     q = q.reshape(B, L, k.shape[2], -1, D)
-    frame, value_frame = placed_frame(journey.frame), placed_frame(journey.value_frame)
+    frame = placed_frame(journey.frame)
+    value_frame = frame if journey.value_frame is journey.frame else placed_frame(journey.value_frame)
     if frame is not None:
         q, k = frame.dual(q), frame.apply(k)
     if norm is not None:

@@ -149,11 +149,11 @@ def rotation(names, repeats):
         encoding = encodings.build(options, VISION)(parent=None)
         params = encoding.init({"params": jax.random.key(1)}, q, k, ctx, method=rotate_and_score)
 
-        def loss(params, q, k, encoding=encoding):
+        def loss(params, q, k, ctx, encoding=encoding):
             scores = encoding.apply(params, q, k, ctx, method=rotate_and_score)
             return (scores * scores).sum()
 
-        functions[name] = jax.grad(loss, (0, 1, 2)), (params, q, k)
+        functions[name] = jax.grad(loss, (0, 1, 2)), (params, q, k, ctx)
     of = costs(functions, repeats)
     base = of["rope_axial"]
     for name, cost in of.items():
