@@ -114,6 +114,7 @@ def steps(names, repeats):
     print("\nwhole training steps, over rope's\n| config | encoding | time | FLOPs |\n| --- | --- | --- | --- |")
     for file, batch_size, base, others in (
         ("length_extrapolation", 16, "rope", ("jo_fixed", "jo_projected")),
+        ("wikipedia_lm", 4, "rope", ("jo_fixed", "jo_projected")),
         ("cifar100_vit_tiny", 32, "rope_axial_qk", ("rope_axial_qkv",)),
     ):
         functions = {}
