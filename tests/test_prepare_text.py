@@ -215,7 +215,7 @@ def test_wikiextractor_and_tfds(tmp_path):
 def test_novels(tmp_path, capsys):
     tei = (
         '<TEI xmlns="http://www.tei-c.org/ns/1.0"><text><front><p>gone</p></front><body><pb n="1"/><div><head>CHAPTER '
-        'I.</head><head>{}</head><p>indeed,\n   <pb n="15"/>so <hi>very</hi>\n  one</p><p/><p>\n<pb n="16"/>However</p>'
+        'I.</head><head>{}</head><p>indeed,\n   <pb n="15"/>so <hi>very</hi>\n  one</p><p>\n<pb n="16"/></p><p>\n<pb n="16"/>However</p>'
         "<quote>Esq.</quote><quote><l> ‘How doth </l><l>And pour</l></quote><milestone/></div></body></text></TEI>"
     )
     for title in ("ENG18400_Old", *eltec.VALID, "ENG19130_New"):
@@ -227,7 +227,7 @@ def test_novels(tmp_path, capsys):
     )
     with lzma.open(tmp_path / "out" / "eltec_eng_train.jsonl.xz") as file:
         rows = [json.loads(r) for r in file]
-    text = "CHAPTER I.\nENG18400_Old\nindeed, so very one\nHowever\nEsq.\n‘How doth\nAnd pour"
+    text = "CHAPTER I.\nENG18400_Old\nindeed, so very one\n\nHowever\nEsq.\n‘How doth\nAnd pour"
     assert rows == [{"title": "ENG18400_Old", "text": text}]
     with lzma.open(tmp_path / "out" / "eltec_eng_valid.jsonl.xz") as file:
         assert [json.loads(r)["title"] for r in file] == eltec.VALID

@@ -14,6 +14,7 @@ from scripts.prepare.work import Bad, fingerprint
 JSONL = (".jsonl", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst", ".json", ".json.gz")
 HEADING = re.compile(r" = [^=].* = ")
 TEI = "{http://www.tei-c.org/ns/1.0}"
+EMPTY = "\0"  # stands for a paragraph without text
 
 
 @dataclasses.dataclass
@@ -168,8 +169,8 @@ def _wiki40b(text):
 
 # ------------------------------------------------------------------------------------------------ TEI
 def tei_text(path):
-    """Paragraphs, headings and lines of verse of the body of a TEI file, one a line, white space collapsed; page
-    breaks leave nothing behind, so a word that runs over a page stays whole."""
+    """Paragraphs, headings and lines of verse of the body of a TEI file, one a line, white space collapsed; notes
+    and page breaks leave nothing behind, a paragraph that holds nothing else a blank line."""
     try:
         body = ET.parse(path).getroot().find(f"{TEI}text/{TEI}body")
     except ET.ParseError as error:
@@ -178,11 +179,13 @@ def tei_text(path):
         raise UserError(f"{path} is no TEI text: it has no text/body")
     blocks = [[]]
     _blocks(body, blocks)
-    return "\n".join(line for line in (" ".join("".join(b).split()) for b in blocks) if line)
+    lines = (" ".join("".join(block).split()) for block in blocks)
+    return "\n".join(line.strip(EMPTY) for line in lines if line).strip("\n")
 
 
 def _blocks(element, blocks):
     """Text in the order of the document; what is not inside a line begins and ends a block."""
+    first = len(blocks)
     inline = element.tag in (f"{TEI}{name}" for name in ("hi", "emph", "foreign", "title", "ref", "corr", "pb", "gap"))
     skip = element.tag == f"{TEI}note"
     if not inline and not skip:
@@ -193,4 +196,6 @@ def _blocks(element, blocks):
             _blocks(child, blocks)
             blocks[-1].append(child.tail or "")
     if not inline and not skip:
+        if element.tag == f"{TEI}p" and not "".join(sum(blocks[first:], [])).strip():
+            blocks[-1].append(EMPTY)
         blocks.append([])
