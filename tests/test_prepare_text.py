@@ -215,7 +215,8 @@ def test_wikiextractor_and_tfds(tmp_path):
 def test_novels(tmp_path, capsys):
     tei = (
         '<TEI xmlns="http://www.tei-c.org/ns/1.0"><text><front><p>gone</p></front><body><pb n="1"/><div><head>CHAPTER '
-        'I.</head><head>{}</head><p>indeed,\n   <pb n="15"/>so <hi>very</hi>\n  one</p><p>\n<pb n="16"/></p><p>\n<pb n="16"/>However</p>'
+        'I.</head><head>{}</head><p>indeed,\n   <pb n="15"/>so <hi>very</hi>\n  one</p><p>\n<pb n="16"/></p>'
+        '<p>\n<pb n="16"/>However</p>'
         "<quote>Esq.</quote><quote><l> ‘How doth </l><l>And pour</l></quote><milestone/></div></body></text></TEI>"
     )
     for title in ("ENG18400_Old", *eltec.VALID, "ENG19130_New"):

@@ -196,6 +196,6 @@ def _blocks(element, blocks):
             _blocks(child, blocks)
             blocks[-1].append(child.tail or "")
     if not inline and not skip:
-        if element.tag == f"{TEI}p" and not "".join(sum(blocks[first:], [])).strip():
+        if element.tag == f"{TEI}p" and not "".join("".join(b) for b in blocks[first:]).strip():
             blocks[-1].append(EMPTY)
         blocks.append([])
