@@ -91,11 +91,12 @@ def lm(**data) -> ConfigDict:
     c.model = _model("lm", tied=False, head_bias=True, loss_chunk=512, match_jo_projected=False)
     c.data = ConfigDict(
         dict(
-            source="wikipedia_excerpt",  # wikipedia_excerpt | text
+            source="wikipedia_excerpt",  # wikipedia_excerpt | text | tokens
+            path="",  # tokens: a folder that scripts/prepare_data.py made
             train_path="",  # text: .jsonl(.xz|.gz), .txt, or a folder of .txt
             valid_path="",
             length=256,  # training length in tokens
-            tokenizer="bpe",  # bpe (trained on the train split) | bytes | a tokenizer.json
+            tokenizer="bpe",  # bpe (trained on the train split) | bytes | a tokenizer.json; tokens bring their own
             vocab=2048,
             cache="",  # folder for tokenised text; "" = ~/.cache/jojax
         )

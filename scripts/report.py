@@ -61,7 +61,9 @@ def scale(record):
     c = record["config"]
     m = c["model"]
     size = f"{m['kind']} width {m['width']}, {m['depth']} blocks, {m['heads']} heads"
-    data = c["data"]["source"] if c["data"]["source"] != "text" else Path(c["data"]["train_path"]).name
+    data = c["data"]["source"]
+    if data in ("text", "tokens"):
+        data = Path(c["data"]["train_path"] if data == "text" else c["data"]["path"]).name
     trained = f"{record['steps']:,} steps of batch {c['batch_size']}"
     unit = f", length {c['data']['length']}, vocabulary {c['data']['vocab']}" if m["kind"] == "lm" else ""
     return f"Scale: {size}; {data}{unit}; {trained}."

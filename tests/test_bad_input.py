@@ -13,7 +13,7 @@ from jojax.errors import UserError
 from runs import LM, VIT, environment, lm, trained, vit
 
 TEXT = {
-    "a data source": ({"data.source": "wiki"}, r"data\.source = 'wiki': language models read text or wikipedia_exc"),
+    "a data source": ({"data.source": "wiki"}, r"data\.source = 'wiki': language models read text, wikipedia_exc"),
     "no tokenizer": ({"data.tokenizer": None}, r"data\.tokenizer is not set: bytes, bpe, or the path"),
     "another model's data": ({"model.kind": "vit"}, r"model\.kind = 'vit' needs data\.image_size and data\.classes"),
     "an option's type": ({"encoding.base": "big"}, r"encoding\.base = 'big': needs a float, like 10000\.0"),

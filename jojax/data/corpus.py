@@ -14,6 +14,7 @@ import numpy as np
 
 from jojax.data.documents import open_documents
 from jojax.data.text import BPETokenizer, ByteTokenizer, load_tokenizer
+from jojax.data.tokens import TokenShards, stored_tokenizer
 from jojax.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ class Corpus:
     """The documents of a split, end to end.
 
     Attributes:
-      tokens: int32 [N]; every document ends with tokenizer.eos.
+      tokens: int32 [N], or TokenShards; every document ends with tokenizer.eos.
       starts: int64 [D + 1]; document d is tokens[starts[d] : starts[d + 1]].
       tokenizer: see jojax.data.text.
       skipped: number of empty documents that were left out.
@@ -37,7 +38,7 @@ class Corpus:
       UserError: an id outside the tokenizer's vocabulary.
     """
 
-    tokens: np.ndarray
+    tokens: np.ndarray | TokenShards
     starts: np.ndarray
     tokenizer: Any
     skipped: int = 0
@@ -62,6 +63,7 @@ class Corpus:
 
 def open_tokenizer(data_cfg):
     """The tokenizer of a data config; 'bpe' is trained on the train split, or read from the cache.
+    Token shards bring their own.
 
     Args:
       data_cfg: mapping with tokenizer ('bytes', 'bpe' or the path of a json), vocab (size of the model's
@@ -71,9 +73,15 @@ def open_tokenizer(data_cfg):
       UserError: unreadable or unfit tokenizer, or one with more ids than data.vocab.
     """
     kind, vocab = data_cfg["tokenizer"], data_cfg.get("vocab")
-    if not kind:
+    if data_cfg.get("source") == "tokens":
+        tokenizer = stored_tokenizer(data_cfg)
+        if kind and kind != "bpe" and open_tokenizer({"tokenizer": kind}).json != tokenizer.json:
+            raise UserError(
+                f"data.tokenizer {kind} is not the one that made the shards in {data_cfg['path']}: unset it"
+            )
+    elif not kind:
         raise UserError("data.tokenizer is not set: bytes, bpe, or the path of a tokenizer's json")
-    if kind == "bytes":
+    elif kind == "bytes":
         tokenizer = ByteTokenizer()
     elif kind == "bpe":
         if not vocab:
@@ -82,7 +90,10 @@ def open_tokenizer(data_cfg):
     else:
         tokenizer = load_tokenizer(kind)
     if vocab and tokenizer.vocab_size > vocab:
-        raise UserError(f"data.tokenizer {kind} has {tokenizer.vocab_size} ids, but data.vocab is {vocab}: raise it")
+        name = (
+            f"data.tokenizer {kind}" if data_cfg.get("source") != "tokens" else f"the tokenizer in {data_cfg['path']}"
+        )
+        raise UserError(f"{name} has {tokenizer.vocab_size} ids, but data.vocab is {vocab}: raise it")
     return tokenizer
 
 
@@ -90,13 +101,16 @@ def build_corpus(data_cfg, split):
     """The tokenised split, from the cache where the same text and tokenizer were seen before.
 
     Args:
-      data_cfg: mapping with source ('text', 'wikipedia_excerpt'), the paths, tokenizer, vocab, and cache:
+      data_cfg: mapping with source ('text', 'wikipedia_excerpt', 'tokens'), the paths, tokenizer, vocab, and cache:
         the folder of the cache; unset, the environment's JOJAX_CACHE, else ~/.cache/jojax.
       split: 'train', 'valid', …
 
     Returns:
       Corpus. Memory: the text while it is tokenised, then 4 bytes a token.
     """
+    if data_cfg["source"] == "tokens":
+        shards = TokenShards(data_cfg, split)
+        return Corpus(shards, shards.starts, open_tokenizer(data_cfg), digest=shards.digest)
     documents = open_documents(data_cfg, split)
     tokenizer = open_tokenizer(data_cfg)
 

@@ -89,7 +89,7 @@ def open_documents(data_cfg, split):
             raise UserError(f"the Wikipedia excerpt has the splits train and valid, not {split!r}")
         return Documents(EXCERPT, functools.partial(_held_out, valid=split == "valid"), f"every fifth long: {split}")
     if data_cfg["source"] != "text":
-        raise UserError(f"data.source = {data_cfg['source']!r}: language models read text or wikipedia_excerpt")
+        raise UserError(f"data.source = {data_cfg['source']!r}: language models read text, wikipedia_excerpt or tokens")
     path = data_cfg.get(f"{split}_path")
     if not path:
         raise UserError(f"data.{split}_path is not set: give the file or folder of the {split} split")

@@ -22,10 +22,11 @@ FASHION = pathlib.Path(__file__).parent / "embedded" / "fashion_mnist.npz"
 MEMORY = 1 << 30  # decoded images of one size are kept in memory where all of a split fit in 1 GiB
 
 
-# what a source that the package brings would leave unread -> sources that read it
+# source: what it would leave unread, and the sources that read it
 UNREAD = {
     "fashion_mnist": ("path", "name", "folder or tfds"),
-    "wikipedia_excerpt": ("train_path", "valid_path", "text"),
+    "wikipedia_excerpt": ("path", "train_path", "valid_path", "text or tokens"),
+    "text": ("path", "tokens"),
 }
 
 
@@ -35,8 +36,8 @@ def check(data_cfg):
     for key in keys:
         if data_cfg.get(key):
             raise UserError(
-                f"data.{key} = {data_cfg[key]!r} would not be read: data.source = {data_cfg['source']!r} brings "
-                f"its own data; set data.source to {others}"
+                f"data.{key} = {data_cfg[key]!r} would not be read: data.source = {data_cfg['source']!r} has "
+                f"other data; set data.source to {others}"
             )
 
 
