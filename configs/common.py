@@ -34,7 +34,7 @@ def _shared() -> ConfigDict:
     c.encoding = ConfigDict({"name": "none"})
     c.optim = ConfigDict(
         dict(
-            name="adamw",
+            name="adamw",  # adamw | lamb
             lr=1e-3,
             schedule="cosine",  # cosine | linear | constant, after the warm-up
             warmup_steps=0,
@@ -77,6 +77,7 @@ def _model(kind, **more) -> ConfigDict:
             bias=True,
             eps=1e-5,
             dropout=0.0,
+            layer_scale=0.0,  # start of a learned gain a channel on every branch; 0 = none
             init_std=0.02,
             scan=True,  # blocks as one scanned body: compiles once
             remat=False,  # recompute activations in the backward pass
@@ -126,11 +127,26 @@ def vit(**data) -> ConfigDict:
             valid_split="test",
             classes=10,
             image_size=32,
-            crop="pad4",  # pad4 | inception | none
+            crop="pad4",  # pad4 | inception | cover (a window of the image resized to 1.1 times it) | none
+            crop_ratio=0.875,  # what evaluation keeps of each side; of inception and cover
             flip=True,
             mean=(0.5, 0.5, 0.5),
             std=(0.5, 0.5, 0.5),
             label_smoothing=0.0,
+            loss="softmax",  # softmax | sigmoid (binary cross-entropy, mean over the classes)
+            mixed_targets="share",  # of sigmoid with mixup or cutmix: share of each label | both 1
+            augment=dict(
+                rand="",  # RandAugment: rand-m9-mstd0.5-inc1 (timm's) | torchvision-m9-n2
+                three=False,  # 3-Augment
+                jitter=0.0,  # of brightness, contrast, saturation
+                erase=0.0,  # probability
+                erase_fill="noise",  # noise | mean
+                cutout=0,  # side in pixels
+                mixup=0.0,  # α; 0 = off
+                cutmix=0.0,
+                switch=0.5,  # how often cutmix, where both are on
+                repeat=1,  # times that an example stands in its batch, each augmented on its own
+            ),
         )
         | data
     )

@@ -59,7 +59,7 @@ class Run:
         ema = config.optim.ema > 0
         self.like = state.abstract_state(job.init, self.tx, self.mesh, ema=ema, aux=job.aux)
         where = jax.tree.map(lambda leaf: leaf.sharding, self.like)
-        self.step_fn = step.make_train_step(job.loss, self.tx, config, where)
+        self.step_fn = step.make_train_step(job.loss, self.tx, config, where, job.mix)
         self.compile_seconds = 0.0
 
     def open_data(self):
@@ -130,6 +130,7 @@ class Run:
             transform=transform,
             process_index=jax.process_index(),
             process_count=jax.process_count(),
+            repeat=self.job.repeat,
         )
 
     def train(self, record) -> int:

@@ -22,6 +22,18 @@ def cross_entropy(logits: Array, labels: Array, smoothing: float = 0.0) -> Array
     return nll
 
 
+def targets(labels: Array, classes: int, smoothing: float = 0.0) -> Array:
+    """(1-ε)·onehot + ε/V, [..., V]; NaN for a label outside [0, V), as in `cross_entropy`."""
+    hot = jax.nn.one_hot(labels, classes) * (1 - smoothing) + smoothing / classes
+    return jnp.where(((labels >= 0) & (labels < classes))[..., None], hot, jnp.nan)
+
+
+def binary_cross_entropy(logits: Array, target: Array) -> Array:
+    """-Σ_v (t_v log σ(z_v) + (1 - t_v) log σ(-z_v)) / V of each example, in float32 or wider; both [..., V]."""
+    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    return (jax.nn.softplus(logits) - target * logits).mean(-1)
+
+
 def sums(nll: Array, weight: Array | None = None) -> tuple[Array, Array]:
     """(Σ weight·nll, Σ weight) over all entries; entries of weight 0 count for nothing even where nll is not
     finite.

@@ -1,4 +1,4 @@
-"""Optimisers: AdamW with a schedule, global clipping and three parameter groups (body, no_decay, encoding).
+"""Optimisers: AdamW or LAMB with a schedule, global clipping and three parameter groups (body, no_decay, encoding).
 
 The learning rate follows the trainer's `step`, not a counter of its own: `step` has one meaning in schedule,
 log and checkpoint, and a new stage is the same schedule with another `start`.
@@ -15,7 +15,7 @@ import optax
 from jojax.errors import UserError
 from jojax.tree import named_map
 
-OPTIMISERS = ("adamw",)
+OPTIMISERS = ("adamw", "lamb")
 SCHEDULES = ("cosine", "constant", "linear")
 
 
@@ -115,12 +115,27 @@ def _by_learning_rate(rate: Callable[[Any], Any]) -> optax.GradientTransformatio
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def _by_trust_ratio(adapted: Any) -> optax.GradientTransformation:
+    """LAMB (arXiv 1904.00962): updates times ‖p‖/‖u‖ (1 where either is 0), of the `adapted` parameters, as FusedLAMB
+    and timm do; blocks that are stacked under `blocks` have a norm each."""
+
+    def ratio(path, u, p, adapt):
+        axes = tuple(range("blocks" in path.split("/"), u.ndim))
+        wide = (t.astype(jnp.promote_types(t.dtype, jnp.float32)) for t in (p, u))
+        norms = [jnp.sqrt(jnp.square(t).sum(axes, keepdims=True)) for t in wide]
+        trust = jnp.where((norms[0] > 0) & (norms[1] > 0), norms[0] / jnp.where(norms[1] > 0, norms[1], 1), 1)
+        return (u * trust).astype(u.dtype) if adapt else u
+
+    return optax.stateless(lambda updates, params: named_map(ratio, updates, params, adapted))
+
+
 def make(cfg: Mapping[str, Any], steps: int, params: Any, start: int = 0) -> optax.GradientTransformationExtraArgs:
     """The optimiser; call `tx.update(grads, opt_state, params, step=finished_steps)`.
 
     Clipping sees the gradient of all parameters together, before groups part, so `clip` bounds what the log
-    calls grad_norm. Then Adam, decoupled decay of the groups that decay (Loshchilov & Hutter 2019), the
-    encodings' own multiplier, the learning rate. `params` may be arrays or ShapeDtypeStructs.
+    calls grad_norm. Then Adam, decoupled decay of the groups that decay (Loshchilov & Hutter 2019), LAMB's
+    trust ratio of these, the encodings' own multiplier, the learning rate. `params` may be arrays or
+    ShapeDtypeStructs.
     """
     opts = options(cfg)
     groups = labels(params)
@@ -132,6 +147,7 @@ def make(cfg: Mapping[str, Any], steps: int, params: Any, start: int = 0) -> opt
         optax.clip_by_global_norm(opts.clip) if opts.clip else optax.identity(),
         optax.scale_by_adam(opts.b1, opts.b2, opts.eps),
         optax.add_decayed_weights(opts.weight_decay, decayed),
+        *([_by_trust_ratio(decayed)] if opts.name == "lamb" else []),
         optax.masked(optax.scale(opts.encoding_lr), encoding),
         _by_learning_rate(schedule(cfg, steps, start)),
     )

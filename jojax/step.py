@@ -11,7 +11,7 @@ from jax import Array, lax
 from jojax import optim
 from jojax.state import TrainState
 
-RNGS = ("dropout", "encoding")
+RNGS = ("dropout", "encoding", "mix")
 Batch = Any
 LossFn = Callable[[Any, Batch, dict[str, Array], bool], tuple[Array, Array, Mapping[str, Array]]]
 
@@ -55,7 +55,11 @@ def _gradient(loss_fn: LossFn, params, batch, rngs, accumulate: int):
 
 
 def make_train_step(
-    loss_fn: LossFn, tx: optax.GradientTransformation, cfg: Any, shardings: TrainState | None = None
+    loss_fn: LossFn,
+    tx: optax.GradientTransformation,
+    cfg: Any,
+    shardings: TrainState | None = None,
+    mix: Callable[[Batch, Array], Batch] | None = None,
 ) -> jax.stages.Wrapped:
     """`state = train_step(state, batch)`, jitted; the old state is donated.
 
@@ -65,6 +69,7 @@ def make_train_step(
     cfg: reads seed, optim.accumulate, optim.ema, log.every_steps. `state.sums` starts anew at the first step
         after a multiple of log.every_steps; read it with `metrics.averages` at those steps and at the last.
     shardings: TrainState of NamedShardings that the new state shall keep; needed where parameters are split.
+    mix: (batch, key) -> batch, before it is cut into micro-batches.
     """
     opts = optim.options(cfg.optim)
     seed, log_every = cfg.seed, cfg.log.every_steps
@@ -72,6 +77,8 @@ def make_train_step(
 
     def train_step(state: TrainState, batch: Batch) -> TrainState:
         rngs = step_rngs(seed, state.step)
+        if mix is not None:
+            batch = mix(batch, rngs["mix"])
         grads, sums = _gradient(loss_fn, state.params, batch, rngs, opts.accumulate)
         count = jnp.where(sums["count"] > 0, sums["count"], 1)  # no targets: a gradient of 0, not of NaN
         grads = jax.tree.map(lambda g: (g / count).astype(g.dtype), grads)

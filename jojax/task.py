@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jojax import losses, metrics
-from jojax.data import corpus, image, source, windows
+from jojax import losses, metrics, mixing
+from jojax.data import augment, corpus, image, source, windows
 from jojax.errors import UserError
 from jojax.models import build
 
@@ -24,6 +24,8 @@ class Task(abc.ABC):
 
     unit: ClassVar[str] = ""
     aux: ClassVar[tuple[str, ...]] = ()
+    mix = None  # (batch, key) -> batch, of training alone
+    repeat = 1  # times that an example stands in its batch
 
     @property
     @abc.abstractmethod
@@ -162,10 +164,42 @@ class Images(Task):
         """[B, classes]"""
         return self.apply(params, batch["image"], offset=offset, train=train, rngs=rngs)
 
+    @functools.cached_property
+    def augment(self):
+        return augment.options(self.config.data)
+
+    @property
+    def repeat(self):
+        return self.augment.repeat
+
+    @property
+    def mix(self):
+        opts = self.augment
+        if not (opts.mixup or opts.cutmix):
+            return None
+        if self.config.batch_size % 2:
+            raise UserError(f"batch_size={self.config.batch_size}: mixup and cutmix (data.augment) need an even number")
+        return functools.partial(mixing.mix, mixup=opts.mixup, cutmix=opts.cutmix, switch=opts.switch)
+
     def loss(self, params, batch, rngs, train):
-        logits = self.logits(params, batch, rngs, train)
-        nll = losses.cross_entropy(logits, batch["label"], self.config.data.label_smoothing)
-        correct, _ = losses.sums(logits.argmax(-1) == batch["label"], batch["weight"])
+        """Of a mixed batch: against both labels by their shares; so its accuracy is the share that was hit."""
+        logits, opts = self.logits(params, batch, rngs, train), self.augment
+
+        def weighed(of_label):
+            own = of_label(batch["label"])
+            if "other" not in batch:
+                return own
+            share = batch["share"].reshape(-1, *[1] * (own.ndim - 1))
+            return share * own + (1 - share) * of_label(batch["other"])
+
+        if opts.loss == "sigmoid":
+            target = weighed(lambda label: losses.targets(label, logits.shape[-1], opts.label_smoothing))
+            if opts.mixed_targets == "both":
+                target = jnp.where(target > 0, 1.0, target)  # NaN stays
+            nll = losses.binary_cross_entropy(logits, target)
+        else:
+            nll = weighed(lambda label: losses.cross_entropy(logits, label, opts.label_smoothing))
+        correct, _ = losses.sums(weighed(lambda label: logits.argmax(-1) == label), batch["weight"])
         return *losses.sums(nll, batch["weight"]), {"accuracy": correct}
 
     def evaluate(self, params, batch, constants):

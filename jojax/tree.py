@@ -16,6 +16,6 @@ def leaves(tree: Any) -> dict[str, Any]:
     return {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def named_map(function: Callable[[str, Any], Any], tree: Any) -> Any:
-    """The tree of function(name, leaf)."""
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: function(_name(path), leaf), tree)
+def named_map(function: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+    """The tree of function(name, leaf, *leaves of the trees `rest` at the same place)."""
+    return jax.tree_util.tree_map_with_path(lambda path, *leaf: function(_name(path), *leaf), tree, *rest)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from ml_collections import ConfigDict
 
@@ -98,6 +99,30 @@ def test_three_steps_are_numpy_adamw(rng, changes, decaying):
     np.testing.assert_allclose(state[-1].learning_rate, rates[-1], rtol=1e-6)
 
 
+def test_lamb_is_optax_s_a_block_at_a_time(rng):
+    """Equal to optax.lamb on a tree where every block stands alone and only what decays is adapted."""
+    cfg = BASE | {"name": "lamb", "weight_decay": 0.3}
+    apart = lambda t: {f"{k}{i}": v[i] for k, v in t.items() for i in range(len(v))}  # noqa: E731
+    with jax.enable_x64(True):
+        kernels = {"kernel": rng.normal(size=(3, 4, 5)), "wide": rng.normal(size=(3, 2, 4, 5))}
+        params = {"blocks": {**kernels, "scale": rng.normal(size=(3, 4))}}
+        grads = [jax.tree.map(lambda t: rng.normal(size=t.shape), params) for _ in range(3)]
+        got, _ = run(cfg, jax.tree.map(jnp.asarray, params), grads)
+        tx = optax.lamb(0.1, b1=0.8, b2=0.95, eps=1e-3, weight_decay=0.3)
+        want = {k: v for k, v in apart(params["blocks"]).items() if "scale" not in k}
+        state = tx.init(want)
+        for g in grads:
+            g = {k: v for k, v in apart(g["blocks"]).items() if k in want}
+            updates, state = tx.update(g, state, want)
+            want = optax.apply_updates(want, updates)
+        found = apart(got["blocks"])
+        for key, leaf in want.items():
+            np.testing.assert_allclose(found[key], leaf, rtol=1e-6)
+        plain, _ = run(BASE, jax.tree.map(jnp.asarray, params), grads)
+    np.testing.assert_array_equal(got["blocks"]["scale"], plain["blocks"]["scale"])  # what does not decay: Adam's
+    assert not np.allclose(got["blocks"]["kernel"], plain["blocks"]["kernel"], atol=1e-3)
+
+
 def test_labels(rng):
     assert optim.labels(tree(rng)) == GROUPS
     # the name must be the whole component
@@ -151,7 +176,7 @@ def test_schedules(name, points):
 @pytest.mark.parametrize(
     ("cfg", "words"),
     [
-        (dict(lr=1, name="lion"), "optim.name='lion' is unknown; choose one of adamw"),
+        (dict(lr=1, name="lion"), "optim.name='lion' is unknown; choose one of adamw, lamb"),
         (dict(lr=1, schedule="step"), "optim.schedule='step' .* cosine, constant, linear"),
         (dict(lr=1, momentum=0.9), "optim.momentum is not .* b1, b2"),
         (dict(schedule="cosine"), "optim.lr is missing"),

@@ -8,6 +8,7 @@ import pytest
 import zoo
 from jojax.encodings import absolute
 from jojax.errors import UserError
+from jojax.models.block import Block
 
 B = 3
 SHAPE = (B, 4 * 2, 5 * 3, 3)  # a grid of 4 × 5 patches of 2 × 3
@@ -129,6 +130,30 @@ def test_drop_path_leaves_whole_branches_out_in_training_only():
 
     assert np.abs(train(0) - train(1)).max() > 1e-4
     np.testing.assert_array_equal(train(0), train(0))
+
+
+def test_layer_scale_is_a_gain_in_the_output_projections():
+    """And starts where it is told to; a gain a block and channel."""
+    model, params = made("rope_axial_qkv", layer_scale=0.25)
+    start = jax.jit(model.init)(jax.random.key(1), image())["params"]["blocks"]
+    blocks = dict(params["blocks"])
+    for branch, out in (("mixer", "out"), ("mlp", "mlp_out")):
+        gain = blocks.pop(f"layer_scale_{branch}")
+        assert (start[f"layer_scale_{branch}"] == 0.25).all() and gain.shape == (3, 20)
+        kernel, bias = blocks[out]["kernel"], blocks[out]["bias"]
+        blocks[out] = {"kernel": kernel * gain.reshape(3, *[1] * (kernel.ndim - 2), 20), "bias": bias * gain}
+    folded = logits(zoo.vit("rope_axial_qkv"), {**params, "blocks": blocks}, image())
+    np.testing.assert_allclose(logits(model, params, image()), folded, rtol=1e-9, atol=1e-10)
+
+
+def test_dropped_branches_keep_their_mean():
+    """Kept with probability 1 − rate and then divided by it, an example at a time; rates rise linearly over depth."""
+    x = jnp.ones((4000, 2, 3))
+    block = Block(zoo.vit("none").spec, None)
+    out = block.apply({}, x, 0.3, True, method=Block.drop, rngs={"dropout": jax.random.key(0)})
+    kept = np.asarray(out[:, 0, 0])
+    assert (np.asarray(out) == kept[:, None, None]).all() and abs((kept > 0).mean() - 0.7) < 0.02
+    np.testing.assert_allclose(kept[kept > 0], 1 / 0.7, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ import math
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from jojax.data.augment import augment, options, rub_out
 from jojax.errors import UserError
 
-CROPS = ("none", "pad4", "inception")
-EVAL_CROP_RATIO = 224 / 256  # evaluation keeps this central part: shorter side to 256, centre 224
+CROPS = ("none", "pad4", "inception", "cover")
+CROP_RATIO = 224 / 256  # evaluation keeps this central part: shorter side to 256, centre 224
 
 
 def decode(data, name):
@@ -78,6 +79,13 @@ def inception_crop(image, size, rng, area=(0.08, 1.0), ratio=(3 / 4, 4 / 3), tri
     return resize(image, size, box=(left, top, left + w, top + h))
 
 
+def cover_crop(image, size, rng, scale=1.1):
+    """A random window of the image resized to cover `scale` times the window (ComRoPE's released transform)."""
+    image = resize_small(image, [round(scale * n) for n in size])
+    top, left = (rng.integers(have - want + 1) for have, want in zip(image.shape[:2], size, strict=True))
+    return image[top : top + size[0], left : left + size[1]]
+
+
 def pad_crop(image, rng, pad=4):
     """A random crop of the image's own size after `pad` black pixels were put on every side."""
     height, width = image.shape[:2]
@@ -108,7 +116,7 @@ def image_size(data_cfg):
 
 
 def _settings(data_cfg):
-    """(size, crop, mean, std) of a data config, checked."""
+    """(size, crop, ratio, mean, std) of a data config, checked."""
     crop = data_cfg.get("crop", "none")
     if crop not in CROPS:
         raise UserError(f"data.crop is {crop!r}: choose one of {', '.join(CROPS)}")
@@ -117,15 +125,19 @@ def _settings(data_cfg):
         positive = value.min() > 0 if key == "std" else value.min() >= 0
         if value.shape not in ((1,), (3,)) or value.max() > 1 or not positive:
             raise UserError(f"data.{key} is {data_cfg[key]!r}: give one number or three; white is 1, not 255")
-    return image_size(data_cfg), crop, values["mean"], values["std"]
+    ratio = data_cfg.get("crop_ratio", CROP_RATIO)
+    if ratio != CROP_RATIO and crop not in ("inception", "cover"):
+        raise UserError(f"data.crop_ratio = {ratio} does nothing here: it is for data.crop = 'inception' or 'cover'")
+    return image_size(data_cfg), crop, ratio, values["mean"], values["std"]
 
 
 def image_train_transform(data_cfg):
     """The augmentation of a training example as a function (example, rng) -> example.
 
     Args:
-      data_cfg: mapping with image_size (int or (h, w)) and, optionally, crop ('none', 'pad4', 'inception';
-        default none: a plain resize), flip (bool, default False), mean and std (default 0.5).
+      data_cfg: mapping with image_size (int or (h, w)) and, optionally, crop ('none', 'pad4', 'inception',
+        'cover'; default none: a plain resize), flip (bool, default False), augment (augment.Options; after
+        crop and flip, erasing after normalising), mean and std (default 0.5).
 
     Returns:
       A function of {'image': uint8 [H, W, 3], 'label': int} and a np.random.Generator that returns
@@ -134,20 +146,24 @@ def image_train_transform(data_cfg):
     Raises:
       UserError: a value of the config is not usable.
     """
-    size, crop, mean, std = _settings(data_cfg)
-    mirror = bool(data_cfg.get("flip", False))
+    size, crop, _, mean, std = _settings(data_cfg)
+    mirror, opts = bool(data_cfg.get("flip", False)), options(data_cfg)
+    fill = tuple(min(255, round(255 * float(m))) for m in np.broadcast_to(mean, 3))
 
     def transform(example, rng):
         image = example["image"]
         if crop == "inception":
             image = inception_crop(image, size, rng)
+        elif crop == "cover":
+            image = cover_crop(image, size, rng)
         else:
             image = resize(image, size)
             if crop == "pad4":
                 image = pad_crop(image, rng)
         if mirror:
             image = flip(image, rng)
-        return _row(normalise(image, mean, std), example["label"])
+        image = normalise(augment(image, opts, fill, rng), mean, std)
+        return _row(rub_out(image, opts, rng), example["label"])
 
     return transform
 
@@ -155,14 +171,15 @@ def image_train_transform(data_cfg):
 def image_eval_transform(data_cfg):
     """The fixed transform of an evaluation example as a function (example) -> example; keys as in training.
 
-    With data.crop = 'inception' the shorter side is resized to size / 0.875 and the centre is cut out; else
-    the whole image is resized to data.image_size (which leaves an image of that size as it is).
+    With data.crop = 'inception' or 'cover' the shorter side is resized to size / data.crop_ratio (default
+    0.875) and the centre is cut out; else the whole image is resized to data.image_size (which leaves an
+    image of that size as it is).
     """
-    size, crop, mean, std = _settings(data_cfg)
+    size, crop, ratio, mean, std = _settings(data_cfg)
 
     def transform(example):
-        if crop == "inception":
-            cover = tuple(round(n / EVAL_CROP_RATIO) for n in size)
+        if crop in ("inception", "cover"):
+            cover = tuple(round(n / ratio) for n in size)
             image = centre_crop(resize_small(example["image"], cover), size)
         else:
             image = resize(example["image"], size)

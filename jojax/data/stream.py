@@ -5,6 +5,10 @@ The global stream of a seed: example n is source[p(n mod N) in epoch n div N], w
 each epoch, and is augmented by a generator that depends on the seed and n alone. Batch `step` is the rows
 [step·B, step·B + B) of the stream, and each of several hosts computes its own contiguous part of them. So
 a run resumes from its step alone, and the number of hosts may change between runs.
+
+Repeated augmentation (arXiv 1901.09335), r times: batch `step` holds the examples [step·B/r, step·B/r + B/r) of
+the stream r times over, one set of all after the other, each row augmented on its own. An epoch of steps sees a
+part 1/r of the examples, r epochs all of them r times.
 """
 
 import grain
@@ -54,7 +58,16 @@ class Batches:
 
 
 def train_batches(
-    source, batch_size, seed, *, start_step=0, transform=None, process_index=0, process_count=1, num_threads=2
+    source,
+    batch_size,
+    seed,
+    *,
+    start_step=0,
+    transform=None,
+    process_index=0,
+    process_count=1,
+    num_threads=2,
+    repeat=1,
 ):
     """The endless training stream of a source.
 
@@ -67,18 +80,23 @@ def train_batches(
       process_index, process_count: this host and their number; the parts of hosts 0, 1, … joined are the
         batch that one host would compute, bit for bit.
       num_threads: batches prepared at a time; 0 prepares each when it is asked for.
+      repeat: times that each example stands in its batch.
 
     Returns:
       Batches.
 
     Raises:
-      UserError: batch_size is not a multiple of process_count, or seed is negative.
+      UserError: batch_size is not a multiple of process_count or repeat, or seed is negative.
     """
     share = _host_share(batch_size, process_count)
+    if batch_size % repeat:
+        raise UserError(f"batch_size is {batch_size}: make it a multiple of data.augment.repeat, {repeat}")
     if seed < 0:
         raise UserError(f"seed is {seed}: give an integer from 0 on")
     order_seed, augmentation_seed = (int(s) for s in np.random.SeedSequence(seed).generate_state(2))
     stream = grain.MapDataset.source(source).shuffle(seed=order_seed).repeat()
+    if repeat > 1:
+        stream = grain.MapDataset.source(_Repeated(stream, batch_size, repeat))
     if transform is not None:
         stream = stream.random_map(transform, seed=augmentation_seed)
     return Batches(_host_batches(stream, share, process_index, process_count), start_step, num_threads)
@@ -104,6 +122,20 @@ def eval_batches(source, batch_size, process_index=0, process_count=1, *, transf
 def epoch_steps(examples, batch_size, epochs=1):
     """The number of steps nearest to so many passes over so many examples; at least 1."""
     return max(1, round(examples * epochs / batch_size))
+
+
+class _Repeated:
+    """A stream in which every example stands `repeat` times in its batch."""
+
+    def __init__(self, stream, batch_size, repeat):
+        self._stream, self._size, self._distinct = stream, batch_size, batch_size // repeat
+
+    def __len__(self):
+        return len(self._stream)
+
+    def __getitem__(self, index):
+        step, row = divmod(index, self._size)
+        return self._stream[step * self._distinct + row % self._distinct]
 
 
 class _Padded:

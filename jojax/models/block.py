@@ -33,6 +33,7 @@ class Spec:
     bias: bool = True
     eps: float = 1e-5
     dropout: float = 0.0
+    layer_scale: float = 0.0  # > 0: every branch times a learned gain a channel, which starts there (arXiv 2103.17239)
     init_std: float = 0.02
     attention: str = "auto"
     dtype: Any = "float32"
@@ -79,9 +80,9 @@ class Block(nn.Module):
             mixed, new_past = self.recur(encoding, x, ctx, past)
         else:
             mixed, new_past = self.attend(encoding, x, carry, ctx, shared, sites, at, past)
-        x = x + self.drop(mixed, drop_rate, ctx.train)
+        x = x + self.drop(self.scaled(mixed, "mixer"), drop_rate, ctx.train)
         out, hidden = self.feed_forward(self.spec.make_norm("norm_mlp")(x), ctx.train)
-        x = x + self.drop(out, drop_rate, ctx.train)
+        x = x + self.drop(self.scaled(out, "mlp"), drop_rate, ctx.train)
         if self.advances:
             carry = hooks.advance(encoding, shared, carry, hidden, ctx)
         return (x, carry), new_past
@@ -167,6 +168,12 @@ class Block(nn.Module):
             hidden = nn.gelu(up, approximate=False)
         out = spec.dense(x.shape[-1], "mlp_out")(hidden)
         return nn.Dropout(spec.dropout, deterministic=not train)(out), hidden
+
+    def scaled(self, branch, name):
+        if not self.spec.layer_scale:
+            return branch
+        start = nn.initializers.constant(self.spec.layer_scale)
+        return branch * self.param(f"layer_scale_{name}", start, branch.shape[-1:]).astype(branch.dtype)
 
     def drop(self, branch, rate, train):
         """Stochastic depth: leave the whole branch out for an example, with probability `rate` (an array)."""
