@@ -26,17 +26,14 @@ def rotate(x: Array, angles: Array, pairing: str = "half") -> Array:
     Computed in float32 or wider. The inverse is rotate(x, −angles). Raises ValueError for an unknown pairing
     and for angles that do not fit the width.
     """
-    angles = angles.astype(jnp.result_type(x, angles, jnp.float32))
-    return turn(x, jnp.cos(angles), jnp.sin(angles), pairing)
-
-
-def turn(x: Array, cos: Array, sin: Array, pairing: str = "half") -> Array:
-    """`rotate` by angles whose cosines and sines [..., D/2] are given."""
     if pairing not in PAIRINGS:
         raise ValueError(f"pairing={pairing!r} is not known; use one of {', '.join(PAIRINGS)}.")
-    if x.shape[-1] != (width := 2 * cos.shape[-1]):
+    if x.shape[-1] != (width := 2 * angles.shape[-1]):
         raise ValueError(f"{width // 2} angles turn vectors of width {width}, not {x.shape[-1]}.")
-    wide = x.astype(jnp.result_type(x, cos, jnp.float32))
+    dtype = jnp.result_type(x, angles, jnp.float32)
+    angles = angles.astype(dtype)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    wide = x.astype(dtype)
     if pairing == "half":
         first, second = jnp.split(wide, 2, axis=-1)
     else:

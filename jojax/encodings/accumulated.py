@@ -88,4 +88,4 @@ class Accumulated(Rotary):
     @nn.compact
     def journey(self, shared, carry, ctx):
         before, _, last = path_sum(self.draws(ctx) if shared is None else shared, ctx, wrapped_add)
-        return self.travel(PlaneFrame.of(2 * jnp.pi * before, pairing=self.pairing), prefix=last)
+        return self.travel(PlaneFrame(2 * jnp.pi * before, pairing=self.pairing), prefix=last)

@@ -1,6 +1,7 @@
 """Frames: the operator A_i of every site, applied to heads. All computed in float32 or wider, returned in x's dtype."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -21,13 +22,6 @@ class PlaneFrame:
     angles: Any  # [B, L, G or 1, D/2] radians
     log_scale: Any = None  # [B, L, G or 1, D/2]; None = orthogonal
     pairing: str = struct.field(pytree_node=False, default="half")
-    cos_sin: Any = None  # of the angles, where they are to be made once for all uses of the frame
-
-    @classmethod
-    def of(cls, angles, log_scale=None, pairing="half"):
-        """With cosines and sines made once: elsewhere each use would make its own, forward and backward."""
-        angles = angles.astype(jnp.promote_types(angles.dtype, jnp.float32))
-        return cls(angles, log_scale, pairing, (jnp.cos(angles), jnp.sin(angles)))
 
     def apply(self, x):
         """A x"""
@@ -44,14 +38,12 @@ class PlaneFrame:
     def where(self, placed):
         """The identity where `placed` [B, L] is False."""
         mask = placed[: len(self.angles), :, None, None]  # images that share angles have one grid
-        where = lambda t, otherwise=0: None if t is None else jnp.where(mask, t, otherwise)  # noqa: E731
-        both = self.cos_sin and (where(self.cos_sin[0], 1), where(self.cos_sin[1]))
-        return dataclasses.replace(self, angles=where(self.angles), log_scale=where(self.log_scale), cos_sin=both)
+        scale = None if self.log_scale is None else jnp.where(mask, self.log_scale, 0)
+        return dataclasses.replace(self, angles=jnp.where(mask, self.angles, 0), log_scale=scale)
 
     def _turn(self, x, turn, power):
-        cos, sin = self.cos_sin or (jnp.cos(self.angles), jnp.sin(self.angles))
-        cos, sin, scale = (t if t is None or t.ndim == x.ndim else t[..., None, :] for t in (cos, sin, self.log_scale))
-        y = operators.turn(x, cos, turn * sin, self.pairing)
+        angles, scale = (t if t is None or t.ndim == x.ndim else t[..., None, :] for t in (self.angles, self.log_scale))
+        y = operators.rotate(x, turn * angles, self.pairing)
         if scale is None:
             return y
         factor = jnp.exp(power * scale)
@@ -89,10 +81,9 @@ class BlockFrame:
     def _times(self, matrix, x):
         matrix = matrix if x.ndim == 4 else matrix[:, :, :, None]  # queries that share a key head's frame
         blocks = x.reshape(*x.shape[:-1], *matrix.shape[-3:-1])
-        if matrix.shape[-1] > 4:
-            return _dot("...ij,...j->...i", matrix, blocks).reshape(x.shape)
-        wide = blocks.astype(jnp.promote_types(x.dtype, matrix.dtype))
-        return small(matrix.astype(wide.dtype), wide).reshape(x.shape).astype(x.dtype)
+        form = "...ij,...j->...i"
+        turned = _in_wide(small, matrix, blocks) if matrix.shape[-1] <= 4 else _dot(form, matrix, blocks)
+        return turned.reshape(x.shape)
 
 
 @jax.custom_vjp
@@ -153,6 +144,11 @@ class SubspaceFrame:
 
 
 def _dot(form, matrix, x):
-    """At full precision, returned in x's dtype: accelerators would round a rotation's entries."""
-    wide = x.astype(jnp.promote_types(x.dtype, matrix.dtype))
-    return jnp.einsum(form, matrix, wide, precision=lax.Precision.HIGHEST).astype(x.dtype)
+    """At full precision: accelerators would round a rotation's entries."""
+    return _in_wide(functools.partial(jnp.einsum, form, precision=lax.Precision.HIGHEST), matrix, x)
+
+
+def _in_wide(multiply, matrix, x):
+    """multiply(matrix, x) in the wider of their dtypes, returned in x's."""
+    dtype = jnp.promote_types(x.dtype, matrix.dtype)
+    return multiply(matrix.astype(dtype), x.astype(dtype)).astype(x.dtype)

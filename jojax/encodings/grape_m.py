@@ -114,9 +114,9 @@ class GrapeM(Rotary):
             frame = SubspaceFrame(getattr(self, self.basis)(), angles=phases(ctx.position, self.velocities()))
         elif self.content:
             phase, _, last = path_sum(self.gate(ctx), ctx)
-            frame = PlaneFrame.of(phase[..., None] * self.spectrum(), pairing=self.pairing)
+            frame = PlaneFrame(phase[..., None] * self.spectrum(), pairing=self.pairing)
         else:
-            frame = PlaneFrame.of(phases(ctx.position, self.velocities()), pairing=self.pairing)
+            frame = PlaneFrame(phases(ctx.position, self.velocities()), pairing=self.pairing)
         return self.travel(frame, prefix=last)
 
     def velocities(self):

@@ -181,7 +181,7 @@ class JoFormer(Rope):
         return self.travel(self.frame(angles), None if of_values is None else self.frame(of_values), prefix=last)
 
     def frame(self, angles):
-        return PlaneFrame.of(self.journey_sign * angles, pairing=self.pairing)
+        return PlaneFrame(self.journey_sign * angles, pairing=self.pairing)
 
     def along(self, step, ctx, mul, one):
         """What `accumulate` makes of step [B, L, ...] at each site, and what it hands on; mul(earlier, later)."""

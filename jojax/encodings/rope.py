@@ -140,7 +140,7 @@ class Rope(Spatial):
 
     @nn.compact
     def journey(self, shared, carry, ctx):
-        return self.travel(PlaneFrame.of(self.base_angles(shared, ctx), pairing=self.pairing))
+        return self.travel(PlaneFrame(self.base_angles(shared, ctx), pairing=self.pairing))
 
     def base_angles(self, shared, ctx):
         """Σ_a position_a ω_a [B or 1, L, G or 1, D/2] in closed form: no sum over sites that could drift.

@@ -25,4 +25,4 @@ class XPos(Rope):
         planes = self.dims.head_dim // 2
         zeta = (jnp.arange(planes, dtype=wide(self.dtype)) / planes + self.gamma) / (1 + self.gamma)
         log_scale = -ctx.position[..., :1, None] / self.scale_base * jnp.log(zeta)
-        return self.travel(PlaneFrame.of(self.base_angles(shared, ctx), log_scale, self.pairing))
+        return self.travel(PlaneFrame(self.base_angles(shared, ctx), log_scale, self.pairing))
