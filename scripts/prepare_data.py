@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for the workers too
 
 from jojax.errors import UserError  # noqa: E402 — the repository's own package, installed or not
-from scripts.prepare import eltec, imagenet, images, records, shards, texts, wikipedia  # noqa: E402
+from scripts.prepare import eltec, imagenet, images, records, shards, texts, wikipedia, work  # noqa: E402
 
 HUB = "parquet (train-*.parquet, test-*.parquet of the hub)"
 IMAGES = {
@@ -98,7 +98,7 @@ def run(args):
         final, how = args.out / args.name / version, f"data.source=tfds data.name={args.name} data.path={args.out}"
     else:
         final, source, how = args.out, TEXTS[args.name][1], f"data.source=tokens data.path={args.out}"
-    done = shards.Work(final, {})
+    done = work.Work(final, {})
     if args.source.exists() or done.index() is None:  # what is done may outlive its source
         before = done.index() is not None
         if args.name in IMAGES:

@@ -73,12 +73,12 @@ def open_tokenizer(data_cfg):
       UserError: unreadable or unfit tokenizer, or one with more ids than data.vocab.
     """
     kind, vocab = data_cfg["tokenizer"], data_cfg.get("vocab")
+    name = f"data.tokenizer {kind}"
     if data_cfg.get("source") == "tokens":
         tokenizer = stored_tokenizer(data_cfg)
         if kind and kind != "bpe" and open_tokenizer({"tokenizer": kind}).json != tokenizer.json:
-            raise UserError(
-                f"data.tokenizer {kind} is not the one that made the shards in {data_cfg['path']}: unset it"
-            )
+            raise UserError(f"{name} is not the one that made the shards in {data_cfg['path']}: unset it")
+        name = f"the tokenizer in {data_cfg['path']}"
     elif not kind:
         raise UserError("data.tokenizer is not set: bytes, bpe, or the path of a tokenizer's json")
     elif kind == "bytes":
@@ -90,9 +90,6 @@ def open_tokenizer(data_cfg):
     else:
         tokenizer = load_tokenizer(kind)
     if vocab and tokenizer.vocab_size > vocab:
-        name = (
-            f"data.tokenizer {kind}" if data_cfg.get("source") != "tokens" else f"the tokenizer in {data_cfg['path']}"
-        )
         raise UserError(f"{name} has {tokenizer.vocab_size} ids, but data.vocab is {vocab}: raise it")
     return tokenizer
 

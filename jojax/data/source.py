@@ -123,10 +123,10 @@ class FolderImages:
     def __init__(self, path, split):
         if not path.is_dir():
             raise UserError(f"{path} is no folder: data.path must hold <split>/<class>/*.JPEG")
-        splits = _subfolders(path)
+        splits = subfolders(path)
         self._folder = path / find_split(split, splits, path)
-        here = _subfolders(self._folder)
-        names = _subfolders(path / "train") if "train" in splits else here
+        here = subfolders(self._folder)
+        names = subfolders(path / "train") if "train" in splits else here
         if not here:
             raise UserError(f"{self._folder} has no class folders: put each image into a folder named like its class")
         unknown = sorted(set(here) - set(names))
@@ -165,7 +165,8 @@ class FolderImages:
         return str(self._folder)
 
 
-def _subfolders(path):
+def subfolders(path):
+    """Their names, sorted; hidden ones are none."""
     return sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 

@@ -45,6 +45,11 @@ def opened(path):
         raise UserError(f"{path} can't be read to its end ({error}): get that file again") from error
 
 
+def files_of(root):
+    """The file itself, or the files of a tree that are not hidden, in the order of their paths."""
+    return [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file() and p.name[0] != ".")
+
+
 def parquet_files(root, *splits):
     """{split: sorted files} of a tree of parquet files, by the part of the name before its first - or ."""
     found = {}

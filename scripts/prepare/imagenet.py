@@ -8,6 +8,7 @@ import io
 import sys
 import tarfile
 
+from jojax.data.source import subfolders
 from jojax.errors import UserError
 from scripts.prepare.files import image_rows, parquet_files, parquet_names, parquet_rows
 from scripts.prepare.images import Source
@@ -138,11 +139,11 @@ def _folders(layout, train, valid, answers):
     """answers: {name without .JPEG: wnid} where the validation images lie flat."""
     if not train.is_dir():
         raise UserError(f"{train} is no folder. {WHERE}")
-    wnids = sorted(p.name for p in train.iterdir() if p.is_dir() and p.name[0] != ".")
+    wnids = subfolders(train)
     rank = {wnid: i for i, wnid in enumerate(wnids)}
 
     def in_classes(folder):
-        for wnid in sorted(p.name for p in folder.iterdir() if p.is_dir() and p.name[0] != "."):
+        for wnid in subfolders(folder):
             if wnid not in rank:
                 raise UserError(f"{folder} has the class {wnid}, which {train} has not")
             for file in _images(folder / wnid):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from jojax.errors import UserError
-from scripts.prepare.files import opened, parquet_files, parquet_rows
+from scripts.prepare.files import files_of, opened, parquet_files, parquet_rows
 from scripts.prepare.work import Bad, fingerprint
 
 JSONL = (".jsonl", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst", ".json", ".json.gz")
@@ -32,7 +32,7 @@ def rows(name, root, where):
     """A folder or file of parquet or jsonl with `text`, a document a row; files in the order of their paths."""
     if not root.exists():
         raise UserError(f"{root} does not exist. {where}")
-    files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file() and p.name[0] != ".")
+    files = files_of(root)
     for read, endings in ((_parquet, (".parquet",)), (jsonl, JSONL)):
         if chosen := [p for p in files if p.name.endswith(endings)]:
             plan = {"dataset": name, "source": fingerprint(chosen)}

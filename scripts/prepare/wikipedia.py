@@ -5,7 +5,7 @@ import re
 import xml.etree.ElementTree as ET
 
 from jojax.errors import UserError
-from scripts.prepare.files import need, opened
+from scripts.prepare.files import files_of, need, opened
 from scripts.prepare.texts import TextSource, json_row, rows, tfds_rows
 from scripts.prepare.work import Bad, fingerprint
 
@@ -21,7 +21,7 @@ def source(root):
     """The TextSource of whichever of the formats lies at a path. UserError where none does."""
     if not root.exists():
         raise UserError(f"{root} does not exist. {WHERE}")
-    files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file() and p.name[0] != ".")
+    files = files_of(root)
     if any(p.name == "dataset_info.json" for p in files):
         return tfds_rows("wikipedia", root, WHERE)
     wanted = [p for p in files if re.fullmatch(r"wiki_\d+(\.bz2)?", p.name)]
