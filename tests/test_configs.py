@@ -138,16 +138,20 @@ def test_matched_rope_has_the_parameters_of_jo_projected(changes):
     )
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "spec",
     [
         "imagenet_vits.py:recipe=deit3",
-        "comrope_vitb.py:encoding=liere,sigma=1",
+        slow("comrope_vitb.py:encoding=liere,sigma=1"),
         "comrope_finetune.py:size=384,encoding=comrope_ap",
-        "extrapolation_stages.py:size=c128",
-        "length_extrapolation.py:size=c128,plan=frozen",
-        "grape_llama.py:size=large,form=paper,kv_shift",
-        "wikipedia_lm.py:n=128,L=2,context=64,encoding=rope_integer",
+        slow("extrapolation_stages.py:size=c128"),
+        slow("length_extrapolation.py:size=c128,plan=frozen"),
+        slow("grape_llama.py:size=large,form=paper,kv_shift"),
+        slow("wikipedia_lm.py:n=128,L=2,context=64,encoding=rope_integer"),
     ],
 )
 def test_other_arguments_trace_too(spec, monkeypatch, tmp_path):
@@ -161,11 +165,11 @@ def test_other_arguments_trace_too(spec, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("spec", "body", "encoding"),
     [
-        ("encoding=rope", 353_508_352, 0),
-        ("encoding=grape_m_freq", 353_508_352, 1536),
+        slow("encoding=rope", 353_508_352, 0),
+        slow("encoding=grape_m_freq", 353_508_352, 1536),
         ("encoding=grape_ap_official", 353_508_352, 1_572_864),
-        ("size=large,encoding=fox", 772_234_496, 461_160),
-        ("encoding=rope,kv_shift", 353_508_352 + 393_216, 0),
+        slow("size=large,encoding=fox", 772_234_496, 461_160),
+        slow("encoding=rope,kv_shift", 353_508_352 + 393_216, 0),
     ],
 )
 def test_llama_has_the_published_parameters(spec, body, encoding):

@@ -173,7 +173,7 @@ def test_what_does_not_start_so_does_not_say_so():
 @pytest.mark.parametrize("partition", [pytest.param("comrope_ap", marks=pytest.mark.slow), "comrope_ld"])
 def test_zero_comrope_beside_a_learned_table_starts_at_the_checkpoint_s_accuracy(tmp_path, partition, capsys):
     """Fine-tuning from a checkpoint without rotation: its table stays, the rotation is added at zero."""
-    small = vit(model__heads=2, steps=6, eval__batch_size=500)
+    small = vit(model__patch=16, steps=2, eval__batch_size=500)
     runs.train_here(VIT, small | {"encoding": preset("learned")}, tmp_path / "ape")
     both = {"name": "joint", "rotation": preset(partition) | {"angle_init": "zero"}, "bias": preset("learned")}
     given = small | {"encoding": both, "init_from": str(tmp_path / "ape")}
