@@ -170,7 +170,8 @@ def test_what_does_not_start_so_does_not_say_so():
         )
 
 
-@pytest.mark.parametrize("partition", [pytest.param("comrope_ap", marks=pytest.mark.slow), "comrope_ld"])
+@pytest.mark.slow
+@pytest.mark.parametrize("partition", ["comrope_ap", "comrope_ld"])
 def test_zero_comrope_beside_a_learned_table_starts_at_the_checkpoint_s_accuracy(tmp_path, partition, capsys):
     """Fine-tuning from a checkpoint without rotation: its table stays, the rotation is added at zero."""
     small = vit(model__patch=16, steps=2, eval__batch_size=500)
@@ -187,3 +188,22 @@ def test_zero_comrope_beside_a_learned_table_starts_at_the_checkpoint_s_accuracy
     grads = jax.grad(lambda p: (run.job.probe(p) ** 2).sum())(now.params)
     moved = [n for n, g in tree.leaves(grads).items() if "encoding" in n and n.endswith("/p") and jnp.abs(g).max() > 0]
     assert moved  # zero is no dead end
+
+
+@pytest.mark.slow
+def test_a_checkpoint_resized_by_the_script_is_a_start_at_another_resolution(tmp_path, capsys):
+    """Its scores are those of the zero-shot evaluation at that resolution."""
+    small = vit(model__patch=16, steps=2, eval__batch_size=500) | {"encoding": preset("learned")}
+    runs.train_here(VIT, small | {"eval.resolutions": (48,)}, tmp_path / "ape")
+    script = ["scripts/resize_checkpoint.py", "--workdir", str(tmp_path / "ape"), "--resolution", "48"]
+    script += ["--out", str(tmp_path / "ape48")]
+    assert "at step 2 for 48 pixels" in runs.run(script)[0]
+    assert "choose another --out" in runs.run(script, code=1)[1]
+    both = {"name": "joint", "rotation": preset("comrope_ld") | {"angle_init": "zero"}, "bias": preset("learned")}
+    given = small | {"encoding": both, "init_from": str(tmp_path / "ape48"), "data.image_size": 48}
+    run = loop.Run(runs.config_of(VIT, given), VIT, tmp_path)
+    with checkpoint.Checkpoints(tmp_path / "new") as saved:
+        now = run.start_state(saved)
+    metrics, _ = evaluate.evaluate_split(run.job, now.params, run.mesh)
+    (row,) = runs.result(tmp_path / "ape")["resolutions"]["rows"]
+    assert metrics["accuracy"] == row["accuracy"] and metrics["loss"] == pytest.approx(row["loss"], rel=1e-6)
