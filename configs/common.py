@@ -54,6 +54,7 @@ def _shared() -> ConfigDict:
     c.checkpoint = ConfigDict(dict(every_steps=500, keep=2))
     c.log = ConfigDict(dict(every_steps=50))
     c.mesh = ConfigDict(dict(data=-1, fsdp=1, tensor=1, sequence=1))  # -1 = the remaining devices
+    c.stages = ()  # of staged training: dicts of steps, encoding, lr, encoding_lr, reset_optimizer (jojax/stages.py)
     c.init_from = ""  # a workdir or checkpoint: start from its parameters only
     c.resume = ""  # a workdir: start from its whole state
     return c
@@ -113,6 +114,11 @@ def lm(**data) -> ConfigDict:
         )
     )
     return c
+
+
+def shards(name: str) -> dict:
+    """A corpus too large for text files: token shards, `--config.data.path=DIR`."""
+    return dict(source="tokens", path=f"data/tokens/{name}")
 
 
 def vit(**data) -> ConfigDict:

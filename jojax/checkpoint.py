@@ -169,17 +169,19 @@ class Checkpoints:
     def restore_latest(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
         """(state, meta) of the newest checkpoint that can be read, or None where there is none.
 
-        like: the state's ShapeDtypeStructs with shardings; the mesh may differ from the one that saved. A
-        damaged checkpoint is named in one line, set aside as `<step>.damaged`, and the one before it is
-        taken. UserError when it holds another model (the differences listed) or when none can be read.
+        like: the state's ShapeDtypeStructs with shardings, or a function of the step to them; the mesh may
+        differ from the one that saved. A damaged checkpoint is named in one line, set aside as
+        `<step>.damaged`, and the one before it is taken. UserError when it holds another model (the
+        differences listed) or when none can be read.
         """
         steps, aside = self.steps(), list(self.root.glob("*.damaged"))
         for step in reversed(steps):
             why = _agreed(damage(self.root / str(step)))
             if not why:
-                self._check_model(step, like)
+                wanted = like(step) if callable(like) else like
+                self._check_model(step, wanted)
                 try:
-                    return self._restore(step, like)
+                    return self._restore(step, wanted)
                 except Exception as error:
                     if sealed(self.root / str(step)):
                         raise  # the files are whole, so the reason lies elsewhere (memory, the machine)
@@ -252,7 +254,8 @@ def restore_params(path: str | os.PathLike, params: Any) -> tuple[Any, Differenc
     """`params` with every array replaced that the checkpoint at `path` holds under the same path and shape.
 
     params: arrays (or ShapeDtypeStructs with shardings), which give dtypes and shardings; what the checkpoint
-    lacks is returned as it came. The Difference says what was not taken over. UserError when nothing fits.
+    lacks is returned as it came. A part of a joint encoding may come from a checkpoint of that encoding alone.
+    The Difference says what was not taken over. UserError when nothing fits.
     """
     quiet_orbax()
     folder = find(path)
@@ -261,11 +264,14 @@ def restore_params(path: str | os.PathLike, params: Any) -> tuple[Any, Differenc
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         stored = _shapes(reader.metadata(folder / "state").item_metadata.tree["params"])
         wanted = _shapes(params)
-        found = difference(stored, wanted)
-        fitting = {path for path in wanted if stored.get(path) == wanted[path]}
+        source = {name: name if name in stored else re.sub(r"/of_(rotation|bias)(?=/)", "", name) for name in wanted}
+        there = {name: stored.pop(source[name]) for name in wanted if source[name] in stored}
+        found = difference(stored | there, wanted)
+        fitting = {name for name in there if there[name] == wanted[name]}
         if not fitting:
             raise UserError(f"checkpoint {folder} shares no parameter with this model ({found}).")
-        taken = _read(reader, folder / "state", {n: leaf for n, leaf in leaves(params).items() if n in fitting})
+        read = _read(reader, folder / "state", {source[n]: leaf for n, leaf in leaves(params).items() if n in fitting})
+        taken = {name: read[source[name]] for name in fitting}
     return named_map(lambda name, leaf: taken.get(name, leaf), params), found
 
 

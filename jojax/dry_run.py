@@ -5,18 +5,21 @@ import math
 import jax
 from clu import parameter_overview
 
-from jojax import checkpoint, loop, result
+from jojax import checkpoint, loop, result, stages
 from jojax.errors import UserError
 
 
 def report(config, name) -> str:
     """Text. Traces the whole training step by shape, so a config that cannot run fails here. UserError likewise."""
     run = loop.Run(config, name, "")
-    jax.eval_shape(run.step_fn, run.like, run.abstract_batch())
+    for stage in run.stages:
+        run.enter(stage)
+        jax.eval_shape(run.step_fn, run.like, run.abstract_batch())
     n = result.count_parameters(run.like.params)
     split = run.mesh.shape["fsdp"]
     lines = [
         parameter_overview.get_parameter_overview(run.like.params, include_stats=False),
+        *stage_lines(run.stages),
         f"encoding: {config.encoding.to_dict()}",
         f"parameters: {n['total']:,} (body {n['body']:,}, encoding {n['encoding']:,})",
         f"memory of the state: {megabytes(run.like)} in all (parameters {megabytes(run.like.params)}, optimiser "
@@ -27,6 +30,13 @@ def report(config, name) -> str:
         *data_report(run),
     ]
     return "\n".join(lines)
+
+
+def stage_lines(found):
+    """None for a run of one stage."""
+    for s in stages.record(found) if len(found) > 1 else ():
+        told = ", ".join(f"{key} {s[key]}" for key in ("lr", "encoding_lr", "trained", "reset_optimizer"))
+        yield f"stage of steps {s['steps'][0]:,} to {s['steps'][1]:,}: {s['encoding']}, {told}"
 
 
 def megabytes(tree) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
-from jojax import checkpoint, cli, extrapolate, metrics, shard, task, writer
+from jojax import checkpoint, cli, extrapolate, metrics, shard, stages, task, writer
 from jojax.data.stream import eval_batches
 from jojax.encodings import fold as folding
 from jojax.encodings.build import load
@@ -94,7 +94,9 @@ def restore(workdir, changes=None):
     if result is None:
         raise UserError(f"{workdir} has no result.json: give the workdir of a run of jojax.train")
     config = ConfigDict(_tuples(result["config"]))
-    config.encoding = ConfigDict(config.encoding.to_dict() | dict(changes or {}))
+    done = int(checkpoint.find(workdir).name)  # of a staged run, the model of the stage that did the last step
+    now = stages.at(stages.split(config), done).config.encoding
+    config.encoding = ConfigDict(now.to_dict() | dict(changes or {}))
     mesh = _mesh(config.mesh)
     job = task.make(config)
     shapes = jax.eval_shape(job.init, jax.random.key(0))

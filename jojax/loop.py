@@ -1,19 +1,16 @@
 """Training and evaluation of one run, from start or from where it stopped, to its result.json."""
 
 import contextlib
-import time
 from pathlib import Path
 
 import jax
-from flax import traverse_util
 
-from jojax import checkpoint, clock, evaluate, extrapolate, metrics, optim, result, shard, state, step, task, writer
+from jojax import checkpoint, clock, evaluate, extrapolate, metrics, result, shard, stages, task, writer
 from jojax.data.stream import train_batches
 from jojax.errors import UserError
+from jojax.parts import Parts
 
 EXIT_PREEMPTED = 143
-# what may change between the lives of a run: it does not touch the numbers
-FREE = ("checkpoint", "log", "mesh", "eval", "attention", "model.scan", "model.remat", "data.cache")
 
 
 def train_and_evaluate(config, name, overrides, workdir) -> int:
@@ -24,7 +21,7 @@ def train_and_evaluate(config, name, overrides, workdir) -> int:
     workdir = Path(workdir)
     old = writer.read_result(workdir)
     if old is not None:
-        check_same_run(old["config"], writer.plain(config), workdir)
+        result.check_same_run(old["config"], writer.plain(config), workdir)
         if old["state"] == "finished":
             if old["config"].get("eval") != writer.plain(config.eval):
                 raise UserError(
@@ -36,6 +33,8 @@ def train_and_evaluate(config, name, overrides, workdir) -> int:
     run = Run(config, name, workdir)
     run.open_data()
     record = result.describe_run(config, name, overrides) | {"state": "running"}
+    if config.stages:
+        record["stages"] = stages.record(run.stages)
     record["parameters"] = result.count_parameters(run.like.params)
     record["data"] = run.job.digests()
     describe(run, record)
@@ -46,21 +45,8 @@ def train_and_evaluate(config, name, overrides, workdir) -> int:
     return code
 
 
-class Run:
-    """The parts of a run: mesh, task, optimiser, compiled step, state, data, clock."""
-
-    def __init__(self, config, name, workdir):
-        self.config, self.name, self.workdir = config, name, Path(workdir)
-        self.mesh = shard.make_mesh(config.mesh)
-        shard.check_batch(config.batch_size, self.mesh, config.optim.accumulate)
-        self.job = job = task.make(config)
-        shapes = jax.eval_shape(job.init, jax.random.key(0))
-        self.tx = optim.make(config.optim, config.steps, shapes)
-        ema = config.optim.ema > 0
-        self.like = state.abstract_state(job.init, self.tx, self.mesh, ema=ema, aux=job.aux)
-        where = jax.tree.map(lambda leaf: leaf.sharding, self.like)
-        self.step_fn = step.make_train_step(job.loss, self.tx, config, where, job.mix)
-        self.compile_seconds = 0.0
+class Run(Parts):
+    """A run: its parts, data, clock, and what is done with them."""
 
     def open_data(self):
         """Open all that training and the evaluations after it will read, so that what is missing or does not fit is
@@ -77,24 +63,19 @@ class Run:
             for resolution in self.config.eval.resolutions:
                 evaluate.at_resolution(self.config, resolution)
 
-    def abstract_batch(self):
-        where = shard.batch_sharding(self.mesh)
-        shapes = self.job.batch_shapes(self.config.batch_size)
-        return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), shapes)
-
     def start_state(self, saved: checkpoint.Checkpoints):
         """Own checkpoint → config.resume → config.init_from (parameters only) → from the seed. Starts the clock."""
-        found = saved.restore_latest(self.like)
+        found = saved.restore_latest(self.like_at)
         if found is None and self.config.resume:
             with checkpoint.Checkpoints(self.config.resume, read_only=True) as other:
-                found = other.restore_latest(self.like)
+                found = other.restore_latest(self.like_at)
             if found is None:
                 raise UserError(f"config.resume = {self.config.resume}: no checkpoint there")
-            what = ("model", "encoding", "data")
+            what = ("model", "encoding", "data", "stages")
             remedy = "config.resume continues the same model on the same data; config.init_from takes parameters alone"
-            check_same_run(found[1].get("config"), writer.plain(self.config), self.config.resume, what, remedy)
+            result.check_same_run(found[1].get("config"), writer.plain(self.config), self.config.resume, what, remedy)
         elif found is not None:
-            check_same_run(found[1].get("config"), writer.plain(self.config), self.workdir)
+            result.check_same_run(found[1].get("config"), writer.plain(self.config), self.workdir)
         if found is not None:
             now, meta = found
             mend = "put the data back, or begin anew in another --workdir"
@@ -107,9 +88,8 @@ class Run:
             self.compile_seconds = meta["compile_seconds"]
             say(f"going on from step {done}")
             return now
-        now = state.init_state(
-            self.job.init, self.tx, self.mesh, self.config.seed, ema=self.like.ema is not None, aux=self.job.aux
-        )
+        self.like_at(0)
+        now = self.fresh_state()
         if self.config.init_from:
             params, difference = checkpoint.restore_params(self.config.init_from, now.params)
             say(f"parameters from {self.config.init_from}" + (f", but {difference}" if difference else ""))
@@ -144,27 +124,38 @@ class Run:
             if primary:
                 writer.write_result(self.workdir, record)
             start = int(now.step)
-            train_step = self.compiled(now) if start < config.steps else None  # else only the end is missing
             with (
                 writer.Writer(self.workdir, start=start, primary=primary) as out,
                 contextlib.closing(self.batches(start)) as data,
             ):
-                self.final, code = self.loop(now, train_step, data, out, saved, stop)
+                self.final, code = self.all_stages(now, data, out, saved, stop)
                 if code == 0:
                     record["metrics"], record["scored"] = self.evaluate(out, self.final, config.steps)
                     code = EXIT_PREEMPTED if shard.any_process(bool(stop.requested)) else 0
         return code
 
-    def loop(self, now, train_step, data, out, saved, stop):
-        """Steps up to the last one or a signal. -> state, exit code."""
-        config, steps = self.config, self.config.steps
+    def all_stages(self, now, data, out, saved, stop):
+        """From the present stage to the end of the last, or to a signal. -> state, exit code."""
         done = int(now.step)
         self.clock.begin(done)
         # a kill between a checkpoint and the evaluation of the same step leaves that one to be done
         self.told = {line["step"] for line in writer.read_metrics(self.workdir) if "valid/loss" in line}
         if self.evaluation_due(done) and shard.any_process(jax.process_index() == 0 and done not in self.told):
             self.evaluate(out, now, done)
-        while done < steps:
+        now, code = self.loop(now, data, out, saved, stop)
+        for stage in self.stages[self.stage.number :]:
+            if code == 0:
+                now, code = self.loop(self.convert(now, stage), data, out, saved, stop)
+        return now, code
+
+    def loop(self, now, data, out, saved, stop):
+        """Steps up to the last one of the stage or a signal. -> state, exit code."""
+        config, steps, end = self.config, self.config.steps, self.stage.end
+        done = int(now.step)
+        if done == end:
+            return now, 0  # only the end is missing
+        train_step = self.compiled(now)
+        while done < end:
             with self.clock.waiting():
                 batch = shard.to_global(next(data), self.mesh)
             now = train_step(now, batch)
@@ -172,7 +163,7 @@ class Run:
             if clock.every(done, config.log.every_steps, steps):
                 self.log(out, now, done)
             wanted = shard.any_process(bool(stop.requested))
-            if wanted or clock.every(done, config.checkpoint.every_steps, steps):
+            if wanted or done == end or clock.every(done, config.checkpoint.every_steps, steps):
                 self.save(saved, now, done)
             if wanted:
                 saved.wait()
@@ -185,13 +176,6 @@ class Run:
     def evaluation_due(self, done):
         """Inside the run: the evaluation at its end is always done."""
         return 0 < done < self.config.steps and clock.every(done, self.config.eval.every_steps, self.config.steps)
-
-    def compiled(self, now):
-        start = time.monotonic()
-        with self.clock.paused():
-            train_step = self.step_fn.lower(now, self.abstract_batch()).compile()
-        self.compile_seconds += time.monotonic() - start
-        return train_step
 
     def log(self, out, now, done):
         values = metrics.averages(now.sums)
@@ -262,18 +246,6 @@ def finish(run: Run, record):
     if jax.process_index() == 0:
         # what jojax.evaluate found while the run went on stays
         say(f"result: {writer.write_result(run.workdir, (writer.read_result(run.workdir) or {}) | record)}")
-
-
-def check_same_run(old, new, workdir, only=("",), remedy="choose another --workdir or remove it"):
-    """UserError naming the keys that differ, where `workdir` holds a run of another config; `only`: of these groups."""
-    if old is None:
-        return
-    flat = [traverse_util.flatten_dict(tree, sep=".") for tree in (old, new)]
-    keys = sorted(k for k in set(flat[0]) | set(flat[1]) if k.startswith(only) and not k.startswith(FREE))
-    differ = [k for k in keys if flat[0].get(k) != flat[1].get(k)]
-    if differ:
-        told = ", ".join(f"{k}: {flat[0].get(k)} → {flat[1].get(k)}" for k in differ[:6])
-        raise UserError(f"{workdir} holds a run of another config ({told}): {remedy}")
 
 
 def describe(run: Run, record):

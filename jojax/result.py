@@ -11,8 +11,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax import traverse_util
 
 from jojax import __version__, optim
+from jojax.errors import UserError
 from jojax.writer import plain
 
 SCHEMA = 1
@@ -27,6 +29,9 @@ PACKAGES = (
     "clu",
     "numpy",
 )
+
+# what may change between the lives of a run: it does not touch the numbers
+FREE = ("checkpoint", "log", "mesh", "eval", "attention", "model.scan", "model.remat", "data.cache")
 
 
 def describe_run(config: Any, name: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -109,3 +114,15 @@ def count_parameters(params: Any) -> dict[str, int]:
     sizes = [int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params)]
     encoding = sum(size for size, group in zip(sizes, groups, strict=True) if group == "encoding")
     return {"body": sum(sizes) - encoding, "encoding": encoding, "total": sum(sizes)}
+
+
+def check_same_run(old, new, workdir, only=("",), remedy="choose another --workdir or remove it"):
+    """UserError naming the keys that differ, where `workdir` holds a run of another config; `only`: of these groups."""
+    if old is None:
+        return
+    flat = [traverse_util.flatten_dict(tree, sep=".") for tree in (old, new)]
+    keys = sorted(k for k in set(flat[0]) | set(flat[1]) if k.startswith(only) and not k.startswith(FREE))
+    differ = [k for k in keys if flat[0].get(k) != flat[1].get(k)]
+    if differ:
+        told = ", ".join(f"{k}: {flat[0].get(k)} → {flat[1].get(k)}" for k in differ[:6])
+        raise UserError(f"{workdir} holds a run of another config ({told}): {remedy}")

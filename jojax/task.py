@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from ml_collections import ConfigDict
 
 from jojax import losses, metrics, mixing
 from jojax.data import augment, corpus, image, source, windows
@@ -48,6 +49,10 @@ class Task(abc.ABC):
         """What `evaluate` reads beside the batch."""
 
     @abc.abstractmethod
+    def probe(self, params):
+        """Logits of two random examples, the same on every process, in float32 or wider."""
+
+    @abc.abstractmethod
     def batch_shapes(self, B):
         """{name: ShapeDtypeStruct} of a batch of B rows."""
 
@@ -85,6 +90,13 @@ class Task(abc.ABC):
     def apply(self, params, *args, **kw):
         return self.model.apply({"params": params}, *args, **kw)
 
+    @functools.cached_property
+    def exact(self):
+        """The same model in float32 where it is narrower."""
+        config = ConfigDict(self.config.to_dict())
+        config.dtype = "float32" if config.dtype == "bfloat16" else config.dtype
+        return build.build(config)
+
 
 class Text(Task):
     unit = "tokens"
@@ -95,6 +107,10 @@ class Text(Task):
 
     def init(self, key):
         return self.model.init(key, jnp.zeros((1, 2), jnp.int32))["params"]
+
+    def probe(self, params):
+        tokens = jax.random.randint(jax.random.key(0), (2, self.config.data.length), 0, self.config.data.vocab)
+        return self.exact.apply({"params": params}, tokens, rngs=evaluation_rngs())
 
     def nll(self, params, batch, rngs=None, train=False):
         """[B, L] nats, float32 or wider."""
@@ -159,6 +175,10 @@ class Images(Task):
 
     def init(self, key):
         return self.model.init(key, jnp.zeros((1, *self.size, 3)))["params"]
+
+    def probe(self, params):
+        image = jax.random.normal(jax.random.key(0), (2, *self.size, 3))
+        return self.exact.apply({"params": params}, image, rngs=evaluation_rngs())
 
     def logits(self, params, batch, rngs=None, train=False, offset=(0.0, 0.0)):
         """[B, classes]"""

@@ -136,3 +136,44 @@ def test_matched_rope_has_the_parameters_of_jo_projected(changes):
         < 2e-3
         < abs(total("rope") / total("jo_projected") - 1)
     )
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "imagenet_vits.py:recipe=deit3",
+        slow("comrope_vitb.py:encoding=liere,sigma=1"),
+        "comrope_finetune.py:size=384,encoding=comrope_ap",
+        slow("extrapolation_stages.py:size=c128"),
+        slow("length_extrapolation.py:size=c128,plan=frozen"),
+        slow("grape_llama.py:size=large,form=paper,kv_shift"),
+        slow("wikipedia_lm.py:n=128,L=2,context=64,encoding=rope_integer"),
+    ],
+)
+def test_other_arguments_trace_too(spec, monkeypatch, tmp_path):
+    """At full size, every stage of them; and smoke makes each small."""
+    monkeypatch.chdir(tmp_path)
+    report = dry_run.report(config.load(f"{ROOT}/configs/{spec}"), spec)
+    assert report.count("stage of steps") == {"extrapolation": 3, "length": 2}.get(spec.split("_")[0], 0)
+    assert config.load(f"{ROOT}/configs/{spec},smoke").steps <= 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "body", "encoding"),
+    [
+        slow("encoding=rope", 353_508_352, 0),
+        slow("encoding=grape_m_freq", 353_508_352, 1536),
+        ("encoding=grape_ap_official", 353_508_352, 1_572_864),
+        slow("size=large,encoding=fox", 772_234_496, 461_160),
+        slow("encoding=rope,kv_shift", 353_508_352 + 393_216, 0),
+    ],
+)
+def test_llama_has_the_published_parameters(spec, body, encoding):
+    counts = loop.result.count_parameters(
+        loop.Run(config.load(f"{ROOT}/configs/grape_llama.py:{spec}"), spec, "").like.params
+    )
+    assert (counts["body"], counts["encoding"]) == (body, encoding)

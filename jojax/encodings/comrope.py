@@ -43,6 +43,10 @@ class ComRoPE(Spatial):
         "angle_init": ("normal", "zero", "spectrum"),
     }
 
+    @property
+    def STARTS_AS(self):
+        return {"name": "none"} if self.angle_init == "zero" else None
+
     def check(self):
         super().check()
         D, unit = self.dims.head_dim, self.block * (self.dims.axes if self.partition == "ap" else 1)

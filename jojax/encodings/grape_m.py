@@ -71,6 +71,15 @@ class GrapeM(Rotary):
     def FLAT(self):
         return not self.content
 
+    @property
+    def STARTS_AS(self):
+        """Plain RoPE, in text and on an axial grid."""
+        if self.kind != "freq" or (self.dims.axes > 1 and self.form != "axial"):
+            return None
+        form = "1d" if self.dims.axes == 1 else self.form
+        kept = {option: getattr(self, option) for option in ("transport", "base", "pairing")}
+        return {"name": "rope", "form": form, **kept}
+
     def check(self):
         super().check()
         D, axes = self.dims.head_dim, self.dims.axes
