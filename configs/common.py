@@ -156,7 +156,14 @@ def vit(**data) -> ConfigDict:
         )
         | data
     )
-    c.eval = ConfigDict(dict(every_steps=0, batch_size=128, resolutions=()))
+    c.eval = ConfigDict(
+        dict(
+            every_steps=0,  # exact scores of the valid split; 0 = at the end only
+            batch_size=128,
+            resolutions=(),  # other image sizes, zero-shot, at the end of the run
+            offsets=(),  # there: added to all coordinates, in patches; () = none
+        )
+    )
     return c
 
 

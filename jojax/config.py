@@ -202,6 +202,7 @@ RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     "eval.tokens_per_batch": _COUNT,
     "eval.document_tokens": _FROM_0,
     "eval.lengths": (tuple, _counts, "a tuple of ints, each at least 1"),
+    "eval.offsets": (tuple, lambda v: all(isinstance(o, int | float) for o in v), "a tuple of numbers"),
     "eval.resolutions": (tuple, lambda v: all(map(_pairs, v)), "a tuple of sizes, each an int or a pair of them"),
     "eval.every_steps": _FROM_0,
     "checkpoint.every_steps": _FROM_0,

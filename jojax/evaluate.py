@@ -42,29 +42,33 @@ def evaluate_split(job: task.Task, params, mesh, *, source=None, offset=None):
     return metrics.values(total), expected
 
 
-def evaluate_resolutions(config, params, mesh, resolutions, offsets=((0.0, 0.0),)):
-    """Top-1 of a vision model at other image sizes (int or (height, width)) and coordinate offsets (y, x) in patches,
-    zero-shot: nothing is fine-tuned. Tables that depend on the grid are resized by the encoding.
+def evaluate_resolutions(config, params, mesh, resolutions, offsets=(0.0,)):
+    """Top-1 of a vision model at other image sizes (int or (height, width)) and coordinate offsets in patches (number
+    or (y, x)), zero-shot: nothing is fine-tuned. Tables that depend on the grid are resized by the encoding.
 
     -> {protocol, rows: [{resolution, offset, …metrics, scored}]}. UserError: a size that is no whole number of
     patches, or an offset for an encoding that is a table and has no answer outside it."""
-    old = task.make(config)
-    encoding = old.model.encoding(parent=None)
-    if encoding.BOUNDED_LENGTH and not encoding.RELATIVE and np.any(np.asarray(offsets)):
-        raise UserError(f"{task.label(config)} is a table of the training grid: it has no answer at an offset")
-    rows = []
+    old, rows = task.make(config), []
+    check_offsets(old, offsets)
     for resolution in resolutions:
         job = at_resolution(config, resolution)
         fitted = resized(config, params, old.model.spec.dims.grid, job.model.spec.dims.grid)
         for offset in offsets:
-            values, scored = evaluate_split(job, fitted, mesh, offset=offset)
-            rows.append({"resolution": resolution, "offset": list(offset), **values, "scored": scored})
+            values, scored = evaluate_split(job, fitted, mesh, offset=pair(offset))
+            rows.append({"resolution": resolution, "offset": list(pair(offset)), **values, "scored": scored})
     protocol = {
         "kind": "zero-shot, every example once; tables of positions resized to the new grid",
         "resolutions": [list(pair(r)) for r in resolutions],
-        "offsets": [list(offset) for offset in offsets],
+        "offsets": [list(pair(offset)) for offset in offsets],
     }
     return {"protocol": protocol, "rows": rows}
+
+
+def check_offsets(job, offsets):
+    """UserError where the model's encoding has no answer at one of them."""
+    encoding = job.model.encoding(parent=None)
+    if encoding.BOUNDED_LENGTH and not encoding.RELATIVE and np.any(np.asarray(offsets)):
+        raise UserError(f"{task.label(job.config)} is a table of the training grid: it has no answer at an offset")
 
 
 def at_resolution(config, resolution):
@@ -171,8 +175,8 @@ def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=(), c
             title = task.label(config) + suffix(changes)
             say("plot:", extrapolate.plot({title: scores}, Path(workdir) / f"{name}.png"))
     if resolutions or offsets:
-        sizes, shifts = resolutions or (config.data.image_size,), [(o, o) for o in offsets or (0.0,)]
-        scores = evaluate_resolutions(config, params, mesh, sizes, shifts)
+        sizes = resolutions or (config.data.image_size,)
+        scores = evaluate_resolutions(config, params, mesh, sizes, offsets or (0.0,))
         asked = [*resolutions, *(f"offset{o:g}" for o in offsets)]
         add(found, result, f"resolutions{kind}", scores, asked, changed)
         for row in scores["rows"]:

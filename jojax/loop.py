@@ -62,6 +62,7 @@ class Run(Parts):
         if self.job.unit == "images":
             for resolution in self.config.eval.resolutions:
                 evaluate.at_resolution(self.config, resolution)
+            evaluate.check_offsets(self.job, self.config.eval.offsets)
 
     def start_state(self, saved: checkpoint.Checkpoints):
         """Own checkpoint → config.resume → config.init_from (parameters only) → from the seed. Starts the clock."""
@@ -240,8 +241,9 @@ def finish(run: Run, record):
         if jax.process_index() == 0:
             plotted = {task.label(config): record["extrapolation"]}
             say(f"plot: {extrapolate.plot(plotted, run.workdir / 'extrapolation.png')}")
-    if job.unit == "images" and config.eval.resolutions:
-        record["resolutions"] = evaluate.evaluate_resolutions(config, params, run.mesh, config.eval.resolutions)
+    if job.unit == "images" and (config.eval.resolutions or config.eval.offsets):
+        sizes, offsets = config.eval.resolutions or (config.data.image_size,), config.eval.offsets or (0.0,)
+        record["resolutions"] = evaluate.evaluate_resolutions(config, params, run.mesh, sizes, offsets)
     record["state"] = "finished"
     if jax.process_index() == 0:
         # what jojax.evaluate found while the run went on stays

@@ -1,7 +1,10 @@
 """Eight virtual CPU devices for the sharding tests, no accelerator, no network; set before jax starts a backend."""
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 from importlib.metadata import version
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -16,6 +19,11 @@ os.environ["XLA_FLAGS"] = " ".join(
         "--xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else "",
     )
 )
+
+# one folder for all processes of a test run: compiled functions and a trained model are shared through it
+if "JOJAX_TESTS" not in os.environ:
+    os.environ["JOJAX_TESTS"] = tempfile.mkdtemp(prefix="jojax-tests-")
+    atexit.register(shutil.rmtree, os.environ["JOJAX_TESTS"], ignore_errors=True)
 
 import numpy as np
 import pytest

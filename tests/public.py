@@ -56,7 +56,8 @@ def make(config, given):
 
 def answer(config, given, params, ctx):
     x = jnp.zeros((*ctx.position.shape[:2], given.get("width", 4)))
-    return make(config, given).apply({"params": params}, x, ctx, method=first_block)
+    encoding = make(config, given)
+    return jax.jit(lambda params: encoding.apply({"params": params}, x, ctx, method=first_block))(params)
 
 
 def queries_and_keys(given, parts=2):

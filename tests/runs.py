@@ -1,14 +1,13 @@
 """Tiny runs for the end-to-end tests: real text, real images, through the command line or in this process."""
 
-import atexit
+import contextlib
+import fcntl
 import functools
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import jax
@@ -24,17 +23,20 @@ SPEEDS = ("tokens_per_second", "images_per_second")
 STEPS = 30
 
 
-@functools.cache
-def folder():
-    """Shared by all modules of a test process, gone after it."""
-    made = Path(tempfile.mkdtemp(prefix="jojax-tests-"))
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return made
+FOLDER = Path(os.environ["JOJAX_TESTS"])  # of all processes of this test run; conftest.py makes and removes it
+
+
+@contextlib.contextmanager
+def alone(name):
+    """One process at a time."""
+    with (FOLDER / f"{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 # a run that starts again compiles what its last life compiled: the same executable from a file saves minutes
 CACHE = {
-    "jax_compilation_cache_dir": str(folder() / "compiled"),
+    "jax_compilation_cache_dir": str(FOLDER / "compiled"),
     "jax_persistent_cache_min_compile_time_secs": 0.3,
 }
 for key, value in CACHE.items():
@@ -47,8 +49,10 @@ def text():
     documents = open_documents({"source": "wikipedia_excerpt"}, "train")
     for split, first, sizes in (("train", 0, range(2400, 0, -100)), ("valid", 40, (170, 390, 258, 129, 5))):
         rows = [json.dumps({"text": documents[first + i][:size]}) for i, size in enumerate(sizes)]
-        (folder() / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
-    return folder()
+        with alone("text"):
+            if not (FOLDER / f"{split}.jsonl").exists():
+                (FOLDER / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
+    return FOLDER
 
 
 def lm(**more):
@@ -57,7 +61,7 @@ def lm(**more):
     tiny = {"data.source": "text", "data.tokenizer": "bytes", "data.vocab": 257, "data.length": 32, "batch_size": 8}
     tiny |= {"model.width": 32, "model.heads": 2, "steps": STEPS, "eval.every_steps": 10, "eval.lengths": (32, 64)}
     often = {"log.every_steps": 1, "checkpoint.every_steps": 10, "checkpoint.keep": 3}
-    return paths | {"data.cache": str(folder() / "tokens")} | tiny | often | dotted(more)
+    return paths | {"data.cache": str(FOLDER / "tokens")} | tiny | often | dotted(more)
 
 
 def vit(**more):
@@ -114,8 +118,10 @@ def train(spec, overrides, workdir):
 @functools.cache
 def trained():
     """The workdir of a finished run of LM, with its checkpoints at 10, 20 and 30; copy it before changing it."""
-    train(LM, lm(), folder() / "trained")
-    return folder() / "trained"
+    with alone("trained"):
+        if not (FOLDER / "trained" / "result.json").exists():
+            train(LM, lm(), FOLDER / "trained")
+    return FOLDER / "trained"
 
 
 # ------------------------------------------------------------------------- what a run leaves

@@ -189,21 +189,22 @@ def test_the_loss_of_a_mixed_batch_is_its_expectation(rng):
     batch = batch_of(rng, 4, 10) | {"image": jnp.asarray(rng.normal(size=(4, 8, 8, 3)), jnp.float32)}
     batch |= {"other": mixing.partner(batch["label"]), "share": jnp.full(4, 0.7)}
     plain = images(label_smoothing=0.1)
-    params = plain.init(jax.random.key(0))
+    loss = jax.jit(lambda job, *given: job.loss(*given, None, False), static_argnums=0)
+    params = jax.jit(plain.init)(jax.random.key(0))
     params["head"]["kernel"] = jnp.asarray(rng.normal(size=params["head"]["kernel"].shape))
-    logits = plain.logits(params, batch)
+    logits = jax.jit(plain.logits)(params, batch)
     ends = []
     for name in ("label", "other"):
         alone = {k: batch[k] for k in ("image", "weight")} | {"label": batch[name]}
-        ends.append(plain.loss(params, alone, None, False))
-    total, count, aux = plain.loss(params, batch, None, False)
+        ends.append(loss(plain, params, alone))
+    total, count, aux = loss(plain, params, batch)
     assert float(total) == pytest.approx(float(0.7 * ends[0][0] + 0.3 * ends[1][0]), rel=1e-5) and count == 4
     want = 0.7 * ends[0][2]["accuracy"] + 0.3 * ends[1][2]["accuracy"]
     assert float(aux["accuracy"]) == pytest.approx(float(want))
     hot = np.eye(10)[batch["label"]], np.eye(10)[batch["other"]]
     z = np.asarray(logits, np.float64)
     for both, t in (("share", 0.7 * hot[0] + 0.3 * hot[1]), ("both", np.maximum(*hot))):
-        total = images(loss="sigmoid", mixed_targets=both, augment={"mixup": 0.8}).loss(params, batch, None, False)[0]
+        total = loss(images(loss="sigmoid", mixed_targets=both, augment={"mixup": 0.8}), params, batch)[0]
         want = (np.logaddexp(0, z) - t * z).mean(-1).sum()
         assert float(total) == pytest.approx(want, rel=1e-5)
 

@@ -1,6 +1,8 @@
 """The laws of ComRoPE's rotations in float64, each beside LieRE or another rotation that breaks it: the relative law,
 the class token, starts, coordinates, perturbation; and errors of released code that must not come back."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,7 +34,7 @@ RELATIVE = {
 
 @pytest.fixture(autouse=True)
 def float64():
-    with jax.enable_x64(True), jax.disable_jit():
+    with jax.enable_x64(True):
         yield
 
 
@@ -52,9 +54,14 @@ def made(options, scale=0.3, dims=DIMS, dtype="float64"):
     return encoding, jax.tree.map(lambda t: rng.normal(0, scale, t.shape), like.get("params", {}))
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def frame_of(encoding, params, ctx):
+    return encoding.apply({"params": params}, ctx, method=first_block).frame
+
+
 def rotations(encoding, params, u):
     """[L, G, m, b, b] at coordinates u [L, 2]"""
-    frame = encoding.apply({"params": params}, at(u), method=first_block).frame
+    frame = frame_of(encoding, params, at(u))
     if isinstance(frame, BlockFrame):
         return np.asarray(frame.matrix[0])
     return np.asarray(plane_matrix(frame.angles, "interleaved")[0])[:, :, None]
@@ -169,8 +176,7 @@ def test_an_offset_moves_the_class_token_along_where_that_has_a_place(options, i
     q, k = np.random.default_rng(3).normal(size=(2, 1, 7, 2, 16))
 
     def scores(offset):
-        frame = encoding.apply({"params": params}, at(grid + offset, placed=placed), method=first_block).frame
-        frame = frame.where(placed)
+        frame = frame_of(encoding, params, at(grid + offset, placed=placed)).where(placed)
         return np.einsum("xgd,ygd->gxy", frame.dual(q)[0], frame.apply(k)[0])
 
     moved = np.abs(scores((7.5, -3.25)) - scores((0, 0)))
@@ -189,24 +195,30 @@ def test_an_axis_turns_its_own_blocks():
 # Starts
 
 
+def start(encoding, ctx):
+    return jax.jit(lambda: encoding.init(jax.random.key(0), ctx, method=first_block))()["params"]
+
+
 @pytest.mark.parametrize("partition", ["ap", "ld"])
 def test_a_zero_start_is_no_rotation_and_learns(partition):
     """P = 0 moves; θ after it. Both zero never would."""
     encoding = encodings.build({"name": "comrope", "partition": partition, "angle_init": "zero"}, DIMS)(parent=None)
     ctx = at(np.indices((4, 5)).reshape(2, -1).T.astype(float))
-    params = encoding.init(jax.random.key(0), ctx, method=first_block)["params"]
+    params = start(encoding, ctx)
     weight = np.random.default_rng(0).normal(size=(20, 2, 2, 8, 8))
 
-    def loss(params):
+    @jax.jit
+    @jax.grad
+    def slopes(params):
         return (encoding.apply({"params": params}, ctx, method=first_block).frame.matrix * weight).sum()
 
     np.testing.assert_array_equal(rotations(encoding, params, ctx.position[0]), np.zeros_like(weight) + np.eye(8))
-    slope = jax.grad(loss)(params)
+    slope = slopes(params)
     assert largest(slope["p"]) > 0.1 and np.isfinite(slope["p"]).all()
     assert largest(slope["p"] + t(slope["p"])) < 1e-12
     if partition == "ld":
         assert largest(slope["theta"]) == 0
-        dead = jax.grad(loss)(jax.tree.map(np.zeros_like, params))
+        dead = slopes(jax.tree.map(np.zeros_like, params))
         assert max(map(largest, dead.values())) == 0
 
 
@@ -215,7 +227,7 @@ def test_the_spectrum_start_has_the_frequencies_of_rope_axial_and_mixed():
     found = {}
     for options in ({"name": "comrope"}, {"name": "comrope", "partition": "ld", "block": 4}):
         encoding = encodings.build(options | {"angle_init": "spectrum"}, DIMS, "float64")(parent=None)
-        params = encoding.init(jax.random.key(0), at(np.indices((4, 5)).reshape(2, -1).T), method=first_block)["params"]
+        params = start(encoding, at(np.indices((4, 5)).reshape(2, -1).T))
         g = generators(encoding, params)
         found[options.get("partition")] = np.sort(np.linalg.eigvals(g).imag, -1)[..., ::-1]  # [A, G, m, b]
     axial, mixed = found[None][..., :4], found["ld"]
@@ -317,11 +329,10 @@ def test_every_layer_has_its_own_liere_generators():
     """Released code hands the first layer's to all, so that those of the others never learn. (That all of them learn
     here is in test_formulas_vit.py: no dead parameter.)"""
     image = np.zeros((1, 4, 9, 3))
-    with jax.disable_jit(False):
-        model = zoo.vit_of({"name": "liere"}, dims=(("depth", 2), ("grid", (2, 3))))
-        u = jax.jit(model.init)(jax.random.key(0), image)["params"]["blocks"]["encoding"]["u"]
-        shared = zoo.vit_of({"name": "liere", "share_layers": True}, dims=(("depth", 2), ("grid", (2, 3))))
-        shapes = jax.eval_shape(shared.init, jax.random.key(0), image)["params"]
+    model = zoo.vit_of({"name": "liere"}, dims=(("depth", 2), ("grid", (2, 3))))
+    u = jax.jit(model.init)(jax.random.key(0), image)["params"]["blocks"]["encoding"]["u"]
+    shared = zoo.vit_of({"name": "liere", "share_layers": True}, dims=(("depth", 2), ("grid", (2, 3))))
+    shapes = jax.eval_shape(shared.init, jax.random.key(0), image)["params"]
     assert u.shape == (2, 2, 3, 2, 8, 8) and u.min() >= 0 and 6 < u.max() < 2 * np.pi
     assert largest(u[0] - u[1]) > 0.1
     assert shapes["encoding"]["u"].shape == u.shape[1:] and "encoding" not in shapes["blocks"]

@@ -27,10 +27,19 @@ def traced(spec, **overrides):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
-def test_config_traces_and_says_what_it_reproduces(path, monkeypatch, tmp_path):
+def test_config_says_what_it_reproduces(path):
     text = ast.get_docstring(ast.parse(path.read_text()))
     for field in ("Command:", "Table:", "Expected:", "Cost:", "Arguments"):
         assert field in text, f"{path.name} lacks {field}"
+
+
+DESIGNED = ("cifar100_vit_tiny", "imagenet_vits_jo", "wikipedia_lm", "length_extrapolation")  # the others: slow tests
+
+
+@pytest.mark.parametrize(
+    "path", [pytest.param(p, marks=() if p.stem in DESIGNED else pytest.mark.slow, id=p.stem) for p in CONFIGS]
+)
+def test_config_traces(path, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # no data here
     report = dry_run.report(config.load(str(path)), path.stem)
     assert "parameters:" in report and "memory of the state" in report

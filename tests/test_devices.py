@@ -28,7 +28,7 @@ def five_steps(name):
     devices, mesh = MESHES[name]
     with pytest.MonkeyPatch.context() as patch:  # fewer devices than this process has
         patch.setattr(shard, "make_mesh", functools.partial(shard.make_mesh, devices=jax.devices()[:devices]))
-        run = loop.Run(runs.config_of(SPEC, lm() | MODEL | mesh), SPEC, runs.folder())
+        run = loop.Run(runs.config_of(SPEC, lm() | MODEL | mesh), SPEC, runs.FOLDER)
     run.open_data()
     now = state.init_state(run.job.init, run.tx, run.mesh, 0)
     first = tree.leaves(jax.device_get(now))

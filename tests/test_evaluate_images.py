@@ -17,7 +17,7 @@ from runs import VIT, vit
 
 @functools.cache
 def folder():
-    return write_imagenet(runs.folder() / "images", classes=10, train=3, valid=37, kind="PNG")
+    return write_imagenet(runs.FOLDER / "images", classes=10, train=3, valid=37, kind="PNG")
 
 
 def config_of(encoding, pool="cls"):
@@ -28,8 +28,8 @@ def config_of(encoding, pool="cls"):
 @functools.cache
 def trained():
     """The workdir of a run of a few steps with a table of positions."""
-    runs.train(*config_of("learned"), runs.folder() / "learned")
-    return runs.folder() / "learned"
+    runs.train(*config_of("learned"), runs.FOLDER / "learned")
+    return runs.FOLDER / "learned"
 
 
 def examples(size):

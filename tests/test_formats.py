@@ -13,7 +13,7 @@ SMALL = {"model.width": 32, "model.depth": 2, "model.heads": 2, "steps": 3, "log
 def check(workdir, spec, overrides, scored):
     runs.train(spec, overrides, workdir)
     record = runs.result(workdir)
-    assert record["state"] == "finished" and record["examples"] == 3 * 8
+    assert record["state"] == "finished" and record["examples"] == 3 * record["config"]["batch_size"]
     assert record["scored"] == scored and 0 <= record["metrics"]["accuracy"] <= 1
     losses = runs.losses(workdir)
     assert list(losses) == [1, 2, 3]

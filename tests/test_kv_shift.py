@@ -18,9 +18,9 @@ SUBJECT = laws.models.Subject(preset("jo_projected"), "text", **SHIFTED)
 def test_formula():
     """Frames and gates read the shifted keys; without the shift it is another model."""
     model = zoo.lm_of({"name": "none"}, dims=(("depth", DEPTH),), **SHIFTED)
-    with jax.enable_x64(True), jax.disable_jit():
+    with jax.enable_x64(True):
         params = zoo.drawn(model, TOKS)
-        got = np.asarray(model.apply({"params": params}, TOKS))[0]
+        got = np.asarray(zoo.run(model, params, TOKS))[0]
     plain = jax.tree.map(np.asarray, params)
     np.testing.assert_allclose(got, reference.forward(plain, np.asarray(TOKS)[0], nope, DEPTH), atol=1e-10)
     for name in ("shift_key", "shift_value"):

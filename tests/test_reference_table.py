@@ -120,7 +120,7 @@ def text_error(name):
     params = jax.tree.map(np.asarray, params)
     position = relative.FAR if options["name"] == "relative" else text.T
     where = dict(position=jnp.asarray(position)[None], segment=jnp.full((1, text.L), DOCUMENT))
-    got = text.logits(model, params, compiled=options["name"] == "jo_blocks", **where)
+    got = text.logits(model, params, **where)
     if options.get("scale_method") == "yarn":
         params = scaled.sharpened(params, (0.1 * np.log(options["scale_factor"]) + 1) ** 2)
     encode = FORMULAS[options["name"]](options, params)

@@ -126,7 +126,7 @@ def test_drop_path_leaves_whole_branches_out_in_training_only():
     np.testing.assert_array_equal(logits(model, params, image()), logits(plain, params, image()))
 
     def train(seed):
-        return np.asarray(model.apply({"params": params}, image(), train=True, rngs={"dropout": jax.random.key(seed)}))
+        return np.asarray(zoo.run(model, params, image(), train=True, rngs={"dropout": jax.random.key(seed)}))
 
     assert np.abs(train(0) - train(1)).max() > 1e-4
     np.testing.assert_array_equal(train(0), train(0))

@@ -59,8 +59,12 @@ class Sample:
         rng = np.random.default_rng(5)
         return jax.tree.map(lambda t: jnp.asarray(rng.normal(size=t.shape)), shapes(self.encoding, self.ctx))
 
+    @functools.cached_property
+    def compiled(self):
+        return jax.jit(lambda weights, ctx: self.encoding.apply(weights, ctx.residual, ctx, method=first_block))
+
     def journey(self, ctx):
-        return self.encoding.apply({"params": self.weights}, ctx.residual, ctx, method=first_block)
+        return self.compiled({"params": self.weights}, ctx)
 
     @functools.cached_property
     def here(self):
@@ -89,20 +93,30 @@ def shapes(encoding, ctx):
     return like.get("params", {})
 
 
+@jax.jit
+def there_and_back(frame, x):
+    return frame.apply(x), frame.invert(x), frame.dual(x)
+
+
 def norms(s):
     """By how much frames of queries, keys and values change the length of a vector, there and back."""
     given, kept = np.random.default_rng(1).normal(size=s.ctx.k.shape), [0.0]
     for frame in s.frames():
-        sizes = [np.linalg.norm(f(given), axis=-1) for f in (frame.apply, frame.invert, frame.dual)]
-        turns = np.abs(frame.apply(given) - given).max() > 1e-3
+        moved = there_and_back(frame, given)
+        sizes = [np.linalg.norm(x, axis=-1) for x in moved]
+        turns = np.abs(moved[0] - given).max() > 1e-3
         kept.append(np.abs(np.array(sizes) / np.linalg.norm(given, axis=-1) - 1).max() if turns else math.nan)
     return np.max(kept)
 
 
+@jax.jit
+def columns(frame, like):
+    return [frame.apply(jnp.broadcast_to(e, like.shape))[0] for e in jnp.eye(like.shape[-1], dtype=like.dtype)]
+
+
 def dense(frame, like):
     """A [L, G, D, D] of row 0, column by column."""
-    units = np.eye(like.shape[-1], dtype=like.dtype)
-    return np.stack([np.asarray(frame.apply(np.broadcast_to(e, like.shape)), float)[0] for e in units], -1)
+    return np.stack([np.asarray(column, float) for column in columns(frame, like)], -1)
 
 
 def between(journey, j, k, like):
