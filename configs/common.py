@@ -93,7 +93,8 @@ def lm(**data) -> ConfigDict:
     c.model = _model("lm", tied=False, head_bias=True, loss_chunk=512, match_jo_projected=False)
     c.data = ConfigDict(
         dict(
-            source="wikipedia_excerpt",  # wikipedia_excerpt | text | tokens
+            source="wikipedia_excerpt",  # wikipedia_excerpt | text | tokens | probe (generated)
+            name="",  # probe: passkey | recall | copy (jojax/data/probes.py)
             path="",  # tokens: a folder that scripts/prepare_data.py made
             train_path="",  # text: .jsonl(.xz|.gz), .txt, or a folder of .txt
             valid_path="",
@@ -111,6 +112,7 @@ def lm(**data) -> ConfigDict:
             lengths=(),  # extrapolation at the end of the run
             document_tokens=0,  # > 0: evaluate the first so many predictions of each document only
             tokens_per_batch=16_384,  # of the extrapolation's batches
+            diagnostics=4,  # rows that the numbers about attention at the end of the run are taken from; 0 = none
         )
     )
     return c
@@ -162,6 +164,7 @@ def vit(**data) -> ConfigDict:
             batch_size=128,
             resolutions=(),  # other image sizes, zero-shot, at the end of the run
             offsets=(),  # there: added to all coordinates, in patches; () = none
+            diagnostics=4,  # images, as in lm()
         )
     )
     return c

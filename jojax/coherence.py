@@ -12,6 +12,7 @@ from flax import linen as nn
 from jax import lax
 
 from jojax import task
+from jojax.data import windows
 from jojax.encodings.base import Encoding
 
 PROBES = 8
@@ -37,6 +38,19 @@ def watch(job, params, batch):
         jax.block_until_ready(jax.jit(lambda *given: job.loss(*given, None, False)[0])(params, batch))
     jax.effects_barrier()
     return [jax.tree.map(jnp.asarray, placed(*pair)) for pair in seen]
+
+
+def held_out_batch(job, length, most):
+    """So many rows of the valid split, spread over all of it: images, or windows of `length` tokens."""
+    transform = lambda row: row  # noqa: E731
+    if job.unit == "images":
+        rows, transform = job.valid
+    elif isinstance(job, task.Probe):
+        rows = job.rows("valid", length)
+    else:
+        rows = windows.common_windows(job.corpus("valid"), [length])[length]
+    chosen = [transform(rows[int(i)]) for i in np.linspace(0, len(rows) - 1, min(most, len(rows)))]
+    return {key: np.stack([row[key] for row in chosen]) for key in chosen[0]}
 
 
 def placed(ctx, journey):

@@ -205,6 +205,7 @@ RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     "eval.offsets": (tuple, lambda v: all(isinstance(o, int | float) for o in v), "a tuple of numbers"),
     "eval.resolutions": (tuple, lambda v: all(map(_pairs, v)), "a tuple of sizes, each an int or a pair of them"),
     "eval.every_steps": _FROM_0,
+    "eval.diagnostics": _FROM_0,
     "checkpoint.every_steps": _FROM_0,
     "checkpoint.keep": _COUNT,
     "log.every_steps": _COUNT,

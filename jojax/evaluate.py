@@ -42,6 +42,18 @@ def evaluate_split(job: task.Task, params, mesh, *, source=None, offset=None):
     return metrics.values(total), expected
 
 
+def evaluate_probe(job, params, mesh, lengths):
+    """Answers of a probe (task.Probe) in rows of every length. -> {protocol, lengths: {length: {loss, accuracy, whole,
+    scored}}}; `whole`: the share of rows without a wrong answer."""
+    lengths, refused = extrapolate.within(job, lengths)
+    found, protocol = {}, {"training_length": job.config.data.length, "refused": refused}
+    for n in lengths:
+        values, scored = evaluate_split(job, params, mesh, source=(job.rows("valid", n), None))
+        found[str(n)] = values | {"scored": scored}
+        say(f"length {n:>7,}: accuracy {values['accuracy']:.4f}, whole rows {values['whole']:.4f}")
+    return {"protocol": protocol | {"probe": job.config.data.name}, "lengths": found}
+
+
 def evaluate_resolutions(config, params, mesh, resolutions, offsets=(0.0,)):
     """Top-1 of a vision model at other image sizes (int or (height, width)) and coordinate offsets in patches (number
     or (y, x)), zero-shot: nothing is fine-tuned. Tables that depend on the grid are resized by the encoding.
@@ -54,14 +66,19 @@ def evaluate_resolutions(config, params, mesh, resolutions, offsets=(0.0,)):
         job = at_resolution(config, resolution)
         fitted = resized(config, params, old.model.spec.dims.grid, job.model.spec.dims.grid)
         for offset in offsets:
-            values, scored = evaluate_split(job, fitted, mesh, offset=pair(offset))
-            rows.append({"resolution": resolution, "offset": list(pair(offset)), **values, "scored": scored})
+            values, scored = evaluate_split(job, fitted, mesh, offset=axes(offset))
+            rows.append({"resolution": resolution, "offset": list(axes(offset)), **values, "scored": scored})
     protocol = {
         "kind": "zero-shot, every example once; tables of positions resized to the new grid",
         "resolutions": [list(pair(r)) for r in resolutions],
-        "offsets": [list(pair(offset)) for offset in offsets],
+        "offsets": [list(axes(offset)) for offset in offsets],
     }
     return {"protocol": protocol, "rows": rows}
+
+
+def axes(offset):
+    """(y, x) of a number or a pair."""
+    return tuple(offset) if np.ndim(offset) else (offset, offset)
 
 
 def check_offsets(job, offsets):
@@ -159,7 +176,10 @@ def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=(), c
     if fold:
         job, params = folded(job, params, mesh)
         config, changed = job.config, job.config.encoding.to_dict()
-    if lengths:
+    probe = isinstance(job, task.Probe)
+    if probe and stride:
+        raise UserError("--stride slides windows over text; a probe has rows of its own")
+    if lengths and not probe:
         extrapolate.window_sets(job, lengths, stride)  # what does not fit is told before the long passes
     for resolution in resolutions:
         at_resolution(config, resolution)
@@ -167,7 +187,9 @@ def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=(), c
     say("valid:", "  ".join(f"{k} {v:.4f}" for k, v in values.items()), f" ({scored:,} {job.unit} scored)")
     note = {"protocol": {"encoding": changed}} if changed else {}
     found: dict[str, Any] = {f"evaluation{kind}": {**values, "scored": scored, **note}}
-    if lengths:
+    if probe and lengths:
+        add(found, result, f"probe{kind}", evaluate_probe(job, params, mesh, lengths), lengths, changed)
+    elif lengths:
         scores = extrapolate.evaluate_lengths(job, params, mesh, lengths, stride=stride)
         say(extrapolate.table(scores))
         name = add(found, result, ("sliding" if stride else "extrapolation") + kind, scores, lengths, changed)

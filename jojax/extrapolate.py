@@ -25,6 +25,15 @@ def window_sets(job, lengths, stride=0):
     """({length: windows of the valid split}, [lengths beyond the encoding's table]).
 
     UserError: nothing is left to score, lengths that do not divide the largest, or no document is long enough."""
+    lengths, refused = within(job, lengths)
+    text, most = job.corpus("valid"), job.config.eval.document_tokens
+    if stride:
+        return {n: windows.sliding_windows(text, n, stride, most) for n in lengths}, refused
+    return windows.common_windows(text, lengths, most), refused
+
+
+def within(job, lengths):
+    """(lengths that the encoding has an answer for, those beyond its table). UserError: it has one for none."""
     trained = job.config.data.length
     bounded = job.model.encoding(parent=None).BOUNDED_LENGTH
     refused = sorted({n for n in lengths if bounded and n > trained})
@@ -34,10 +43,7 @@ def window_sets(job, lengths, stride=0):
             f"encoding {task.label(job.config)} is a table of {trained} positions and has no answer at {refused[0]}: "
             f"evaluate it at lengths up to {trained}"
         )
-    text, most = job.corpus("valid"), job.config.eval.document_tokens
-    if stride:
-        return {n: windows.sliding_windows(text, n, stride, most) for n in lengths}, refused
-    return windows.common_windows(text, lengths, most), refused
+    return lengths, refused
 
 
 def evaluate_lengths(job, params, mesh, lengths, *, stride=0):

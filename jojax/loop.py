@@ -5,7 +5,7 @@ from pathlib import Path
 
 import jax
 
-from jojax import checkpoint, clock, evaluate, extrapolate, metrics, result, shard, stages, task, writer
+from jojax import checkpoint, clock, diagnostics, evaluate, extrapolate, metrics, result, shard, stages, task, writer
 from jojax.data.stream import train_batches
 from jojax.errors import UserError
 from jojax.parts import Parts
@@ -23,7 +23,8 @@ def train_and_evaluate(config, name, overrides, workdir) -> int:
     if old is not None:
         result.check_same_run(old["config"], writer.plain(config), workdir)
         if old["state"] == "finished":
-            if old["config"].get("eval") != writer.plain(config.eval):
+            asked = writer.plain(config.eval)
+            if any(asked.get(key) != value for key, value in old["config"].get("eval", {}).items()):
                 raise UserError(
                     f"{workdir} is finished, with other config.eval keys: evaluate it further with python -m "
                     "jojax.evaluate, or choose another --workdir"
@@ -57,7 +58,10 @@ class Run(Parts):
 
     def check_evaluations(self):
         """UserError where the evaluations of the config do not fit the valid split or the model."""
-        if self.job.unit == "tokens" and self.config.eval.lengths:
+        if isinstance(self.job, task.Probe):
+            for length in self.config.eval.lengths:
+                self.job.rows("valid", length)
+        elif self.job.unit == "tokens" and self.config.eval.lengths:
             extrapolate.window_sets(self.job, self.config.eval.lengths)
         if self.job.unit == "images":
             for resolution in self.config.eval.resolutions:
@@ -235,7 +239,9 @@ def finish(run: Run, record):
         "protocol": getattr(job.valid[0], "protocol", {"kind": "every example once"}),
     }
     params = run.final.params
-    if job.unit == "tokens" and config.eval.lengths:
+    if isinstance(job, task.Probe):
+        record["probe"] = evaluate.evaluate_probe(job, params, run.mesh, config.eval.lengths or (config.data.length,))
+    elif job.unit == "tokens" and config.eval.lengths:
         record["extrapolation"] = extrapolate.evaluate_lengths(job, params, run.mesh, config.eval.lengths)
         say(extrapolate.table(record["extrapolation"]))
         if jax.process_index() == 0:
@@ -244,6 +250,8 @@ def finish(run: Run, record):
     if job.unit == "images" and (config.eval.resolutions or config.eval.offsets):
         sizes, offsets = config.eval.resolutions or (config.data.image_size,), config.eval.offsets or (0.0,)
         record["resolutions"] = evaluate.evaluate_resolutions(config, params, run.mesh, sizes, offsets)
+    if config.eval.diagnostics:
+        record["diagnostics"] = diagnostics.measure(job, jax.tree.map(extrapolate.gather, params))
     record["state"] = "finished"
     if jax.process_index() == 0:
         # what jojax.evaluate found while the run went on stays

@@ -56,6 +56,25 @@ class Text(metrics.Collection):
     bits_per_byte: BitsPerByte
 
 
+@struct.dataclass
+class Whole(metrics.Average):
+    """The share of rows all of whose answers are right; `correct`, `mask` [B, L]. Rows without answers do not count."""
+
+    @classmethod
+    def from_model_output(cls, correct: Array, mask: Array, **_):  # ty: ignore[incompatible-method-override]
+        asked = (mask != 0).any(-1)
+        return cls(total=((correct | (mask == 0)).all(-1) & asked).sum(), count=asked.sum())  # ty: ignore[unknown-argument]
+
+
+@struct.dataclass
+class Answers(metrics.Collection):
+    """`Answers.single_from_model_output(nll=, correct=, mask=)`, each [B, L]; mask 0 = nothing is asked."""
+
+    loss: metrics.Average.from_output("nll")  # ty: ignore[invalid-type-form]
+    accuracy: metrics.Average.from_output("correct")  # ty: ignore[invalid-type-form]
+    whole: Whole
+
+
 def host(collection: Any) -> Any:
     """The collection with NumPy float64 numbers (exact counts up to 2⁵³), ready to `merge` and `values`."""
     return jax.tree.map(np.float64, jax.device_get(collection))

@@ -117,12 +117,14 @@ def count_parameters(params: Any) -> dict[str, int]:
 
 
 def check_same_run(old, new, workdir, only=("",), remedy="choose another --workdir or remove it"):
-    """UserError naming the keys that differ, where `workdir` holds a run of another config; `only`: of these groups."""
+    """UserError naming the keys that differ, where `workdir` holds a run of another config; `only`: of these groups.
+
+    A key that one of them has not is of another version, and off there: it differs where it is on."""
     if old is None:
         return
     flat = [traverse_util.flatten_dict(tree, sep=".") for tree in (old, new)]
     keys = sorted(k for k in set(flat[0]) | set(flat[1]) if k.startswith(only) and not k.startswith(FREE))
-    differ = [k for k in keys if flat[0].get(k) != flat[1].get(k)]
+    differ = [k for k in keys if flat[0].get(k) != flat[1].get(k) and any(tree.get(k) for tree in flat)]
     if differ:
         told = ", ".join(f"{k}: {flat[0].get(k)} → {flat[1].get(k)}" for k in differ[:6])
         raise UserError(f"{workdir} holds a run of another config ({told}): {remedy}")

@@ -15,7 +15,6 @@ import numpy as np
 from absl import flags
 
 from jojax import cli, coherence, config, evaluate, task
-from jojax.data import windows
 from jojax.encodings.frames import PlaneFrame
 from jojax.errors import UserError
 from jojax.models import build
@@ -32,15 +31,6 @@ def random_batch(job, length):
     tokens = rng.integers(0, job.config.data.vocab, (ROWS, length))
     row, at = np.indices(tokens.shape)
     return {"tokens": tokens, "targets": tokens, "position": at, "segment": row, "weight": np.ones(tokens.shape)}
-
-
-def held_out_batch(job, length):
-    if job.unit == "images":
-        rows, transform = job.valid
-    else:
-        rows, transform = windows.common_windows(job.corpus("valid"), [length])[length], lambda row: row
-    chosen = [transform(rows[int(i)]) for i in np.linspace(0, len(rows) - 1, min(ROWS, len(rows)))]
-    return {key: np.stack([row[key] for row in chosen]) for key in chosen[0]}
 
 
 # --------------------------------------------------------------------------------- the picture
@@ -179,7 +169,7 @@ def show(settings=None, *, workdir=None, length=0, block=-1, out=None):
     if workdir is None:
         params, batch = jax.jit(job.init)(jax.random.key(settings.seed)), random_batch(job, length)
     else:
-        state, batch = str(workdir), held_out_batch(job, length)
+        state, batch = str(workdir), coherence.held_out_batch(job, length, ROWS)
     params = jax.device_get(params)
     pair = coherence.watch(job, params, batch)[block]
     title = f"{name}, {state}: block {range(dims.depth)[block] + 1} of {dims.depth}, {dims.heads} heads"

@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from jojax import losses, metrics, mixing
-from jojax.data import augment, corpus, image, source, windows
+from jojax.data import augment, corpus, image, probes, source, windows
 from jojax.errors import UserError
 from jojax.models import build
 
@@ -161,6 +161,37 @@ class Text(Task):
         return table
 
 
+class Probe(Text):
+    """Text that is generated, and of which only the answers count."""
+
+    def rows(self, split, length):
+        return probes.ProbeRows(self.config.data.name, split, length, self.config.data.vocab)
+
+    def evaluate(self, params, batch, constants):
+        given = {k: batch[k] for k in ("position", "segment")}
+        logits = self.apply(params, batch["tokens"], **given, rngs=evaluation_rngs())
+        return metrics.Answers.single_from_model_output(
+            nll=losses.cross_entropy(logits, batch["targets"]),
+            correct=logits.argmax(-1) == batch["targets"],
+            mask=batch["weight"] > 0,
+        )
+
+    def train_source(self):
+        return self.rows("train", self.config.data.length), None
+
+    def valid_source(self):
+        return self.rows("valid", self.config.data.length), None
+
+    def scored(self):
+        return "{predictions:,} answers in {rows:,} rows".format(**self.valid[0].protocol)
+
+    def digests(self):
+        return {}
+
+    def eval_constants(self):
+        return np.zeros(1, np.float32)
+
+
 class Images(Task):
     unit = "images"
     aux = ("accuracy",)
@@ -262,4 +293,6 @@ def label(config):
 def make(config) -> Text | Images:
     source.check(config.data)
     model = build.build(config)
-    return (Text if config.model.kind == "lm" else Images)(config, model)
+    if config.model.kind == "lm":
+        return (Probe if config.data.source == "probe" else Text)(config, model)
+    return Images(config, model)

@@ -60,6 +60,7 @@ def lm(**more):
     paths = {f"data.{split}_path": str(text() / f"{split}.jsonl") for split in ("train", "valid")}
     tiny = {"data.source": "text", "data.tokenizer": "bytes", "data.vocab": 257, "data.length": 32, "batch_size": 8}
     tiny |= {"model.width": 32, "model.heads": 2, "steps": STEPS, "eval.every_steps": 10, "eval.lengths": (32, 64)}
+    tiny["eval.diagnostics"] = 0
     often = {"log.every_steps": 1, "checkpoint.every_steps": 10, "checkpoint.keep": 3}
     return paths | {"data.cache": str(FOLDER / "tokens")} | tiny | often | dotted(more)
 
@@ -67,6 +68,7 @@ def lm(**more):
 def vit(**more):
     """Overrides of VIT: 32 channels, two blocks, 4×4 patches; evaluated on 1,000 images."""
     tiny = {"model.width": 32, "model.depth": 2, "model.heads": 2, "model.patch": 8, "batch_size": 16}
+    tiny["eval.diagnostics"] = 0
     return tiny | {"data.image_size": 32, "log.every_steps": 1} | dotted(more)
 
 

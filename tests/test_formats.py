@@ -29,6 +29,7 @@ def test_cifar100_from_a_prepared_tfds_directory(tmp_path):
     assert record["config"]["encoding"]["preset"] == "rope_axial_qkv"
 
 
+@pytest.mark.slow
 def test_imagenet_from_a_tree_of_class_folders(tmp_path):
     """A thousand classes with one image each, larger than they are shown to the model and not square."""
     write_imagenet(tmp_path / "tree", classes=1000, train=1, valid=11, size=(260, 240))

@@ -98,6 +98,7 @@ def test_rotary(case):
         assert np.abs(got - formula(params, encode)).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_op_by_op_equals_compiled():
     options = {**MIXED, "transport": "qkv"}
     model, params = model_and_params(options, "cls")

@@ -17,7 +17,7 @@ from jojax.generate import Sampling
 from runs import lm, trained
 
 GREEDY = Sampling(temperature=0)
-SLOW = ("jo_random", "grape_ap_strict", "fox")
+SLOW = ("learned", "jo_random", "grape_ap_strict", "fox")
 KEPT = jax.jit(generate.kept)
 MESH = evaluate._mesh({"fsdp": 1})
 
@@ -52,7 +52,7 @@ def full_passes(name, ids, count, choose):
     return ids
 
 
-@pytest.mark.parametrize("name", ["jo_projected", "learned", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
+@pytest.mark.parametrize("name", ["jo_projected", *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
 def test_text_equals_full_forward_passes(name):
     """Greedy, and drawn with the same keys."""
     drawn, key = Sampling(2.0, seed=1), jax.random.key(1)

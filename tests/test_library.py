@@ -79,7 +79,7 @@ def of_nnx(config):
 
 @pytest.mark.parametrize(
     ("make", "config"),
-    zoo.some([*((linen, config) for config in CASES), (of_nnx, WITH_PARAMETERS)], 4),
+    zoo.some([*((linen, config) for config in CASES), (of_nnx, WITH_PARAMETERS)], 9),
     ids=lambda c: c["name"] if isinstance(c, dict) else c.__name__,
 )
 def test_ten_lines_are_causal_relative_and_keep_documents_apart(make, config, rng):

@@ -157,7 +157,8 @@ def test_dropped_branches_keep_their_mean():
 
 
 @pytest.mark.parametrize(
-    "options", [{"norm": "rmsnorm", "mlp": "swiglu", "bias": False}, {"qk_norm": "before"}, {"qk_norm": "after"}]
+    "options",
+    zoo.some([{"qk_norm": "after"}, {"norm": "rmsnorm", "mlp": "swiglu", "bias": False}, {"qk_norm": "before"}]),
 )
 def test_block_switches(options):
     model, params = made("rope_axial_qkv", model=(("pool", "mean"),), **options)

@@ -16,7 +16,7 @@ from jojax.data.image import decode
 from jojax.errors import UserError
 
 log = logging.getLogger(__name__)
-SOURCES = ("fashion_mnist", "tfds", "folder", "text", "wikipedia_excerpt")
+SOURCES = ("fashion_mnist", "tfds", "folder", "text", "wikipedia_excerpt", "tokens", "probe")
 HELD_OUT = ("valid", "validation", "val", "test")  # 'valid' means the first of these that a data set has
 FASHION = pathlib.Path(__file__).parent / "embedded" / "fashion_mnist.npz"
 MEMORY = 1 << 30  # decoded images of one size are kept in memory where all of a split fit in 1 GiB
@@ -25,8 +25,10 @@ MEMORY = 1 << 30  # decoded images of one size are kept in memory where all of a
 # source: what it would leave unread, and the sources that read it
 UNREAD = {
     "fashion_mnist": ("path", "name", "folder or tfds"),
-    "wikipedia_excerpt": ("path", "train_path", "valid_path", "text or tokens"),
-    "text": ("path", "tokens"),
+    "wikipedia_excerpt": ("path", "name", "train_path", "valid_path", "text or tokens"),
+    "text": ("path", "name", "tokens or probe"),
+    "tokens": ("name", "probe"),
+    "probe": ("path", "train_path", "valid_path", "text or tokens"),
 }
 
 

@@ -1,0 +1,100 @@
+"""What attention does in a trained model, in numbers: taken at the end of a run (`config.eval.diagnostics` rows of
+held-out data, at the longest length that is evaluated, at most LONGEST sites), kept in result.json.
+
+Of every block, each a mean over rows and sites:
+  entropy   [heads]: of a query's weights, over the log of how many keys it sees: 1 = uniform, 0 = one key
+  reach     [heads]: Σ_j α_kj · distance, in sites or patches
+  beyond    [heads]: the weight on keys further away than the training length, of queries that have such (text)
+  steps     {mean, std} [heads, planes]: radians in (−π, π] from a site to the next (text); of frames that are not
+            planes, the sizes of the step's eigen-angles, first head, largest first
+  values    {distance, alike [heads, n]}: `coherence.of_values`: 1 = all values at that distance are turned alike
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jojax import coherence
+from jojax.encodings.base import wide
+from jojax.encodings.frames import PlaneFrame
+from jojax.models import attention
+
+LONGEST = 2048
+POINTS = 32  # of a curve
+
+
+def measure(job, params):
+    """-> {protocol, blocks: [{…}]}, plain lists of numbers. params: whole, on one device."""
+    config, trained = job.config, getattr(job.config.data, "length", 0)
+    rows = config.eval.diagnostics
+    length = min(max((trained, *config.eval.get("lengths", ()))), LONGEST) if trained else 0
+    if job.model.encoding(parent=None).BOUNDED_LENGTH:
+        length = min(length, trained)
+    batch = coherence.held_out_batch(job, length, rows)
+    seen = coherence.watch(job, params, batch)
+    blocks = [block(job, params, number, pair, trained) for number, pair in enumerate(seen)]
+    return {"protocol": {"rows": len(batch["weight"]), "length": length, "training_length": trained}, "blocks": blocks}
+
+
+def block(job, params, number, pair, trained):
+    ctx, journey = pair
+    d = coherence.distances(ctx, job.model.spec.dims.causal)
+    alpha = np.asarray(weights(job, params, number, ctx, journey), float)  # [B, H, k, j]
+    seen = (alpha > 0).sum(-1)
+    spread = -np.where(alpha > 0, alpha * np.log(np.maximum(alpha, 1e-300)), 0).sum(-1)
+    several = seen > 1
+    found = {
+        "entropy": per_head(spread / np.log(np.maximum(seen, 2)), several),
+        "reach": per_head((alpha * np.maximum(d, 0)).sum(-1), several),
+    }
+    if trained and (d >= trained).any():
+        has = np.broadcast_to((d >= trained).any(-1), several.shape)
+        found["beyond"] = per_head((alpha * (d >= trained)).sum(-1), has)
+    if trained and journey.frame is not None:
+        found["steps"] = steps(journey.frame, ctx)
+    if journey.value_frame is not None:
+        x = coherence.often(d)
+        x = np.unique(x[np.geomspace(1, len(x), min(POINTS, len(x))).round().astype(int) - 1])
+        alike, _ = coherence.of_values(journey, ctx, d, x)
+        found["values"] = {"distance": x, "alike": np.round(alike, 5)}
+    return found
+
+
+def per_head(table, where):
+    """[B, H, k] -> [H]"""
+    return np.round(np.where(where, table, 0).sum((0, 2)) / np.maximum(where.sum((0, 2)), 1), 6)
+
+
+def weights(job, params, number, ctx, journey):
+    """α [B, H, k, j]: what attention makes of values that are one-hot, so every journey and implementation counts."""
+    spec, gains = job.model.spec, None
+    if spec.qk_norm == "after":
+        gains = [params["blocks"][name]["scale"][number] for name in ("norm_q", "norm_k")]
+    return _weights(ctx, journey.replace(value_frame=None), gains, spec.eps, spec.dims.causal)
+
+
+@functools.partial(jax.jit, static_argnames=("eps", "causal"))
+def _weights(ctx, journey, gains, eps, causal):
+    def norm(*qk):
+        rms = (jnp.sqrt((t**2).mean(-1, keepdims=True) + eps) for t in qk)
+        return tuple(t / size * gain for t, size, gain in zip(qk, rms, gains, strict=True))
+
+    B, L, G, _ = ctx.k.shape
+    q, k = (t.astype(wide(t.dtype)) for t in (ctx.q, ctx.k))
+    one_hot = jnp.broadcast_to(jnp.eye(L, dtype=k.dtype)[:, None], (B, L, G, L))
+    q, k, v, home = attention.transport(journey, q, k, one_hot, ctx.placed, norm if gains else None)
+    sites = attention.Sites(jnp.arange(k.shape[1]), ctx.segment)
+    more: dict = dict(causal=causal, scale=attention.scale_of(journey, ctx.q.shape[-1]), edge=journey.edge)
+    key = None if journey.edge is None else journey.edge.key
+    return jnp.moveaxis(home(attention.xla(q, k, v, sites, sites, edge_key=key, **more)), 1, 2)
+
+
+def steps(frame, ctx):
+    if isinstance(frame, PlaneFrame):
+        turns = np.angle(np.exp(1j * np.diff(np.asarray(frame.angles, float), axis=1)))
+        turns = np.moveaxis(turns, 2, 0).reshape(turns.shape[2], -1, turns.shape[3])  # [heads, sites, planes]
+    else:
+        turns = coherence.eigen_angles(frame, ctx, step=True).T[None]
+    return {"mean": np.round(turns.mean(1), 6), "std": np.round(turns.std(1), 6)}
