@@ -51,7 +51,7 @@ def evaluate_probe(job, params, mesh, lengths):
         values, scored = evaluate_split(job, params, mesh, source=(job.rows("valid", n), None))
         found[str(n)] = values | {"scored": scored}
         say(f"length {n:>7,}: accuracy {values['accuracy']:.4f}, whole rows {values['whole']:.4f}")
-    return {"protocol": protocol | {"probe": job.config.data.name}, "lengths": found}
+    return {"protocol": protocol | {"probe": job.config.data.name, "lengths": lengths}, "lengths": found}
 
 
 def evaluate_resolutions(config, params, mesh, resolutions, offsets=(0.0,)):

@@ -146,7 +146,8 @@ def sweep():
 """
 
 
-def test_a_sweep_skips_what_is_done_and_goes_on_after_a_failure(tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_sweep_skips_what_is_done_and_goes_on_after_a_failure(jobs, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(SWEEP)
     broken, done = (workdir for workdir, _ in sweep.points("mine.py"))
@@ -158,14 +159,19 @@ def test_a_sweep_skips_what_is_done_and_goes_on_after_a_failure(tmp_path, monkey
     assert f"[1/2] {broken}: to do\n" in out and f"[2/2] {done}: finished\n" in out
     assert "jojax.train --config=mine.py:encoding=rope_axial,smoke --config.seed=3 --workdir=runs/mine-" in out
     with pytest.raises(SystemExit) as code:
-        call(sweep, "--config", "mine.py")
+        call(sweep, "--config", "mine.py", "--jobs", str(jobs))
     out, err = capfd.readouterr()
     assert code.value.code == 1 and err.endswith(f"failed:\n  {broken}\n") and f"[2/2] {done}: finished" in out
+    if jobs > 1:
+        err = (tmp_path / "runs" / f"{broken.name}.log").read_text()
+        assert f"{broken}: to do, exit code 2, see runs/" in out
     assert "gone" in err
 
 
 def test_a_sweep_that_cannot_begin(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="--jobs 0: give the number of points to run at a time"):
+        call(sweep, "--config", str(ROOT / "configs/quickstart.py"), "--jobs", "0")
     (tmp_path / "none.py").write_text("from configs.quickstart_vit import get_config\n")
     with pytest.raises(UserError, match=r"none\.py has no sweep\(\)"):
         sweep.points("none.py")
