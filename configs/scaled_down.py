@@ -4,7 +4,8 @@ Command: python3 scripts/sweep.py --config configs/scaled_down.py
     data/ holds eltec_eng_{train,valid}.jsonl.xz and cifar10_jpeg/{train,test}/<class>/ (scripts/prepare_data.py)
 Table: none of the papers'. `table=` novels: length extrapolation (JoFormer, table 4); rates: which rate each encoding
     wants there; staged: the same from jo_fixed to jo_projected; values: value rotation in vision (JoFormer, table 1);
-    resolutions: ComRoPE's table 1; wikipedia: JoFormer's table 3; grape: GRAPE's tables 1 and 2
+    resolutions: ComRoPE's table 1; wikipedia: JoFormer's table 3; grape: GRAPE's tables 1 and 2; plane: the models
+    of scripts/draw_plane.py
 Expected: nothing is published at this scale: what is found stands in results/; never in one table with a paper's rows
 Cost: 5 to 15 minutes a run on 2 CPU cores, about ten hours in all
 Arguments: table=NAME, encoding=NAME, lr=X (novels, rates), seed=N, smoke
@@ -21,6 +22,7 @@ SWEEPS = {  # table: encodings, seeds
     "values": (("rope_axial_qk", "rope_axial_qkv", "rope_axial_learned_qk", "rope_axial_learned_qkv"), 3),
     "resolutions": (("ape_grid", "rope_unit10k", "liere", "comrope_ap", "comrope_ld"), 1),
     "wikipedia": (("sinusoidal", "rope", "jo_fixed", "jo_learned", "jo_projected_wiki"), 1),
+    "plane": (("none", "rope", "jo_fixed", "jo_projected", "fox", "recurrence"), 1),
     "staged": (("jo_fixed", "jo_projected"), 1),
     "grape": (("rope", "alibi", "fox", "grape_m_freq", "grape_a_qk", "grape_ap_strict"), 1),
 }
@@ -86,6 +88,15 @@ def wikipedia(arg):
     return c
 
 
+def plane(arg):
+    """On the novels; encoding=recurrence has a gated linear recurrence in attention's place."""
+    c = novels(arg)
+    c.steps, c.eval.lengths, c.eval.document_tokens, c.data.length = 1000, (), 8192, 128
+    if arg.encoding == "recurrence":
+        c.model.mixer, arg.encoding = "recurrence", "none"
+    return c
+
+
 def values(arg):
     c = common.vit(source="folder", path="data/cifar10_jpeg", name="cifar10_jpeg", classes=10, crop="pad4")
     c.model.update(width=64, depth=4, heads=2, patch=4)
@@ -106,7 +117,7 @@ def resolutions(arg):
 
 
 MAKE = {"novels": novels, "rates": rates, "staged": staged, "grape": grape, "wikipedia": wikipedia, "values": values}
-MAKE["resolutions"] = resolutions
+MAKE |= {"resolutions": resolutions, "plane": plane}
 
 
 def sweep():
