@@ -1,5 +1,6 @@
 """Generated rows: what they ask can be answered from the row alone, is nowhere else, and is scored as a loop does."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -83,11 +84,12 @@ def test_a_run_is_scored_as_a_loop_over_its_rows(tmp_path, capsys):
     assert runs.train_here(spec, given, tmp_path) == 0
     result = runs.result(tmp_path)
     _, _, job, params, _ = evaluate.restore(tmp_path)
+    run, params = jax.jit(job.apply), jax.device_get(params)
     for length, row in result["probe"]["lengths"].items():
         rows = [job.rows("valid", int(length))[i] for i in range(ROWS["valid"])]
         batch = {key: np.stack([r[key] for r in rows]) for key in rows[0]}
         more = {key: batch[key] for key in ("position", "segment")}
-        logits = np.asarray(job.apply(params, batch["tokens"], **more), np.float64)
+        logits = np.asarray(run(params, batch["tokens"], **more), np.float64)
         right, asked = logits.argmax(-1) == batch["targets"], batch["weight"] > 0
         assert row["accuracy"] == pytest.approx(right[asked].mean(), abs=1e-9)
         assert row["whole"] == pytest.approx(np.mean([r[a].all() for r, a in zip(right, asked, strict=True)]))
