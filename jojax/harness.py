@@ -23,8 +23,9 @@ from jojax import cli, generate, task
 from jojax.errors import UserError
 
 try:
-    import lm_eval
+    from lm_eval import simple_evaluate
     from lm_eval.api.model import TemplateLM
+    from lm_eval.tasks import TaskManager
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as error:
     missing = f"jojax.harness needs lm-evaluation-harness ({error}): python3 -m pip install -e '.[harness]'"
@@ -126,10 +127,10 @@ class Harness(TemplateLM):
 
 def main(_):
     FLAGS = flags.FLAGS
-    tasks = lm_eval.tasks.TaskManager(include_path=FLAGS.include_path)
+    tasks = TaskManager(include_path=FLAGS.include_path)
     model = Harness(FLAGS.workdir, FLAGS.batch_size, FLAGS.max_length)
     limit = FLAGS.limit or None
-    found = lm_eval.simple_evaluate(model, tasks=list(FLAGS.tasks), task_manager=tasks, limit=limit, num_fewshot=0)
+    found = simple_evaluate(model, tasks=list(FLAGS.tasks), task_manager=tasks, limit=limit, num_fewshot=0)
     keep = {key: found[key] for key in ("results", "n-samples", "versions")}
     (Path(FLAGS.workdir) / "harness.json").write_text(json.dumps(keep, indent=1, default=str) + "\n")
     for name, row in keep["results"].items():
