@@ -3,6 +3,7 @@
 import base64
 import html
 import re
+import urllib.parse
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +14,10 @@ class Link(NamedTuple):
 
     text: str
     name: str
+
+    @property
+    def target(self):
+        return urllib.parse.quote(self.name, safe="=,")
 
 
 @dataclass
@@ -31,7 +36,7 @@ def markdown(section):
     """## title, then every block after an empty line."""
 
     def cell(c):
-        return f"[{c.text}]({c.name}.md)" if isinstance(c, Link) else c
+        return f"[{c.text}]({c.target}.md)" if isinstance(c, Link) else c
 
     def shown(block):
         if isinstance(block, str):
@@ -60,10 +65,14 @@ def inline(text):
     return re.sub(r"\[([^\]]+)\]\((https?://[^)]+)\)", r'<a href="\2">\1</a>', text)
 
 
+def linked(link):
+    return f'<a href="#{link.target}">{html.escape(link.text)}</a>'
+
+
 def rows_html(rows):
     def cell(c, tag):
         if isinstance(c, Link):
-            return f'<{tag}><a href="#{html.escape(c.name)}">{html.escape(c.text)}</a></{tag}>'
+            return f"<{tag}>{linked(c)}</{tag}>"
         return f"<{tag}{' class=long' if len(c) > LONG else ''}>{inline(c)}</{tag}>"
 
     lines = ["".join(cell(c, "td" if k else "th") for c in row) for k, row in enumerate(rows)]
@@ -97,7 +106,7 @@ def page(sections, plots: Path):
     """All sections and all plots of a folder on one page without requests."""
     known = {name for section in sections for name in section.plots}
     others = [image(p) for p in sorted(plots.glob("*.png")) if p.stem not in known]
-    links = [f'<li><a href="#{html.escape(s.name)}">{html.escape(s.title)}</a></li>' for s in sections]
+    links = [f"<li>{linked(Link(s.title, s.name))}</li>" for s in sections]
     body = [section_html(section, plots) for section in sections]
     if others:
         body.append("\n".join(["<section><h2>Other figures</h2>", *others, "</section>"]))

@@ -62,15 +62,13 @@ class Runs:
     numbers; small(specs) -> the table of the first scaled-down config that has such a run, or None."""
 
     def __init__(self, found):
-        self.stems = {Path(record["config_name"].partition(":")[0]).stem for record in found}
         self.groups = {(records.group(record), records.encoding(record)) for record in found}
         self.by_key = defaultdict(dict)
         for record in found:
             self.by_key[records.identity(record["config"])][record["seed"]] = record
 
     def full(self, spec):
-        there = spec and config.split_spec(spec)[0].stem in self.stems
-        return self.by_key.get(key(spec), {}) if there else {}
+        return self.by_key.get(key(spec), {}) if spec else {}
 
     def small(self, specs):
         for spec in specs.split():

@@ -11,6 +11,7 @@ from scripts.tables.stats import interval, paired
 
 BASELINES = ("rope", "rope_axial", "rope_axial_qk", "rope_unit10k")
 CONTROL = "rope_matched"
+GAPS = "Differences between runs of a seed, mean ± half of its 95 % interval (not corrected for the number of rows):"
 METRICS = (
     ("accuracy", "top-1 %", ".2f", 100),
     ("perplexity", "PPL", ".2f", 1),
@@ -197,7 +198,10 @@ def section(name, runs):
     every = [column for columns in tables for column in columns]
     for columns in tables:
         if found := differences_table(rows, columns):
-            blocks += ["Differences between runs of the same seed, mean ± half of its 95 % interval:", *found]
+            blocks += [
+                GAPS,
+                *found,
+            ]
     return Section(name, name, blocks, list(csv_rows(rows, every)), plots)
 
 
