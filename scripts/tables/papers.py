@@ -192,7 +192,7 @@ def summary(tables):
 
 
 CSV_HEAD = [*COLUMNS[:8], "config", "ours", "interval", "seeds", "difference", "margin", "paper minus baseline"]
-CSV_HEAD += ["ours minus baseline", "its interval", "pairs", "ours minus control", "its interval", "pairs"]
+CSV_HEAD += [f"{what}{of}" for of in ("baseline", "control") for what in ("ours minus ", "interval to ", "pairs with ")]
 CSV_HEAD += ["parameters", "verdict", "scaled-down table"]
 
 
