@@ -9,7 +9,7 @@ from typing import Any
 from jojax import config
 from scripts.tables import records
 from scripts.tables.page import Link, Section
-from scripts.tables.stats import NONE, NOT_PLANNED, SMALL, VERDICTS, WANTED, interval, paired, verdict
+from scripts.tables.stats import NONE, NOT_PLANNED, SMALL, VERDICTS, WANTED, interval, paired, shown, verdict
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 LATER = "not yet: "  # how a reason for no config begins, where there shall be one
@@ -111,24 +111,13 @@ def compare(row, runs, published):
     return out | {"verdict": SMALL if out["small"] else found}
 
 
-def decimals(text):
-    return len(text.partition(".")[2])
-
-
-def spread(values, places, sign=""):
-    if not values:
-        return "–"
-    mean, half = interval(values.values())
-    return f"{mean:{sign}.{places}f}" + ("" if half is None else f" ± {half:.{places}f}")
-
-
 HEAD = ("setting", "metric", "paper", "ours", "seeds", "difference", "margin", "paper − baseline", "ours − baseline")
 HEAD = (*HEAD, "ours − matched control", "parameters", "verdict", "notes")
 
 
 def line(row, found, notes):
     """The cells of HEAD."""
-    places = max(2, decimals(row["value"]))
+    form = f".{max(2, len(row['value'].partition('.')[2]))}f"
     unit = f" {row['unit']}" if row["unit"] else ""
     gap, base, margin = found["paper_gap"], found["gaps"], found["margin"]
     ours = interval(found["ours"].values())[0] - float(row["value"]) if found["ours"] else None
@@ -137,13 +126,13 @@ def line(row, found, notes):
         row["setting"],
         row["metric"],
         row["value"] + unit,
-        spread(found["ours"], places),
+        shown(found["ours"].values(), form),
         f"{len(found['ours'])}" if found["ours"] else "–",
-        "–" if ours is None else f"{ours:+.{places}f}",
+        "–" if ours is None else f"{ours:+{form}}",
         "–" if margin is None else f"{margin:.3g}",
-        "–" if gap is None else f"{gap:+.{places}f}",
-        spread(base, places, "+"),
-        spread(found["control"], places, "+"),
+        "–" if gap is None else f"{gap:+{form}}",
+        shown(base.values(), form, "+"),
+        shown(found["control"].values(), form, "+"),
         "–" if found["parameters"] is None else f"{found['parameters']:,}",
         Link(word, found["small"]) if found["small"] else word,
         " ".join(notes) or "–",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from jojax import extrapolate
 from scripts.tables import records
 from scripts.tables.page import Section
-from scripts.tables.stats import interval, paired
+from scripts.tables.stats import interval, paired, shown
 
 BASELINES = ("rope", "rope_axial", "rope_axial_qk", "rope_unit10k")
 CONTROL = "rope_matched"
@@ -83,14 +83,10 @@ def resolutions(runs, moved):
 
 
 def cell(values, form, sign=""):
-    """The mean, of several seeds ± half of its interval."""
-    if not values or None in values:
-        return "–"
-    mean, half = interval(values)
-    return f"{mean:{sign}{form}}" + ("" if half is None else f" ± {half:{form}}")
+    return "–" if None in values else shown(values, form, sign)
 
 
-def shown(row):
+def label(row):
     name, rate = row
     return name if rate is None else f"{name} lr={rate:g}"
 
@@ -100,7 +96,7 @@ def table(rows, columns):
     for row, seeds in rows.items():
         same = list(seeds.values())
         cells = [cell([c.of(run) for run in same], c.form) for c in columns]
-        yield [shown(row), str(len(same)), f"{same[0]['parameters']['total']:,}", *cells]
+        yield [label(row), str(len(same)), f"{same[0]['parameters']['total']:,}", *cells]
 
 
 def against(row, rows):
@@ -138,8 +134,8 @@ def differences_table(rows, columns):
     head = ["encoding", "minus", "pairs", *(c.title for c in columns)]
     body = [
         [
-            shown(row),
-            shown(other),
+            label(row),
+            label(other),
             str(n),
             *(cell(list(d.values()), c.form, "+") for c, d in zip(columns, found, strict=True)),
         ]
@@ -163,10 +159,10 @@ def csv_rows(rows, columns):
             values = [c.of(run) for run in same]
             if None in values:
                 continue
-            mean = [shown(row), same[0]["parameters"]["total"], c.title, len(values), *interval(values)]
+            mean = [label(row), same[0]["parameters"]["total"], c.title, len(values), *interval(values)]
             for _, other, _, found in compared:
                 gap = list(found[k].values())
-                tail = [shown(other), len(gap), *interval(gap)] if gap and other else [""] * 4
+                tail = [label(other), len(gap), *interval(gap)] if gap and other else [""] * 4
                 yield [*mean, min(values), max(values), *tail]
 
 
@@ -206,7 +202,7 @@ def section(name, runs):
 
 
 def first_seeds(rows):
-    return {shown(row): seeds[min(seeds)]["extrapolation"] for row, seeds in rows.items()}
+    return {label(row): seeds[min(seeds)]["extrapolation"] for row, seeds in rows.items()}
 
 
 def plot_resolutions(rows, path):
@@ -224,7 +220,7 @@ def plot_resolutions(rows, path):
         scores = [interval([at_place(run, p) for run in seeds.values()]) for p in found]
         halves = [half or 0.0 for _, half in scores]
         axis.errorbar(
-            [p[0] for p in found], [mean for mean, _ in scores], halves, fmt="o-", capsize=3, label=shown(row)
+            [p[0] for p in found], [mean for mean, _ in scores], halves, fmt="o-", capsize=3, label=label(row)
         )
     axis.set(xlabel=f"pixels a side, zero-shot (trained at {', '.join(sorted(trained))})", ylabel="top-1 %")
     axis.legend(fontsize=8)

@@ -48,6 +48,14 @@ def interval(values):
     return mean, quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
+def shown(values, form, sign=""):
+    """'mean ± half'; the mean alone of one value, or where one is infinite; a dash of none."""
+    if not values:
+        return "–"
+    mean, half = interval(values)
+    return f"{mean:{sign}{form}}" + ("" if half is None or math.isnan(half) else f" ± {half:{form}}")
+
+
 def paired(ours, base):
     """{seed: ours − base} of the seeds that both have; runs of one seed share data order and common initial weights."""
     return {seed: ours[seed] - base[seed] for seed in sorted(ours.keys() & base.keys())}
