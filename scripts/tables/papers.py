@@ -90,8 +90,10 @@ def compare(row, runs, published):
 
     published: {(paper, table, metric, config): value}, where the baseline's figure is looked up."""
     out: dict[str, Any] = dict(ours={}, gaps={}, control={}, paper_gap=None, parameters=None, margin=None, small=None)
+    small = runs.small(row["small"])
     if not row["config"]:
-        return out | {"verdict": NONE if row["no_config"].startswith(LATER) else NOT_PLANNED}
+        word = NONE if row["no_config"].startswith(LATER) else NOT_PLANNED
+        return out | {"small": small, "verdict": SMALL if small else word}
     sides = [runs.full(row[side]) for side in ("config", "against", "control")]
     gain, _, metric = row["metric"].rpartition(" ")
     own, base, control = (figures(side, metric) for side in sides)
@@ -106,9 +108,7 @@ def compare(row, runs, published):
     out["parameters"] = next((record["parameters"]["total"] for record in sides[0].values()), None)
     out["margin"] = margin(row)
     found = verdict(value, out["margin"], out["ours"], out["gaps"], out["paper_gap"] or 0.0)
-    if found == NONE:
-        out["small"] = runs.small(row["small"])
-    return out | {"verdict": SMALL if out["small"] else found}
+    return out | ({"small": small, "verdict": SMALL} if found == NONE and small else {"verdict": found})
 
 
 HEAD = ("setting", "metric", "paper", "ours", "seeds", "difference", "margin", "paper − baseline", "ours − baseline")
