@@ -14,6 +14,8 @@ Deviations: as there; every encoding resets its moments at the boundaries, so th
 
 from configs import length_extrapolation
 
+MARGINS = length_extrapolation.MARGINS
+
 EQUAL = ("rope", "rope_matched", "jo_fixed", "alibi", "fox", "jo_random_qk", "jo_random", "jo_lf_qk", "jo_pemb_qk")
 EQUAL = (*EQUAL, "jo_projected", "jo_projected_qk")
 ONE_LAYER = ("rope", "jo_fixed", "jo_projected_qk", "jo_projected", "jo_projected_pointwise", "alibi", "fox")

@@ -17,6 +17,8 @@ Deviations: all matrices start from N(0, (.5/√C)²), the tied embedding too, a
 
 from configs import common
 
+MARGINS = {"loss": 0.02, "lm_eval": 1.0, "parameters": "1%"}  # declared before any run: results/README.md
+
 SIZES = {"medium": (1024, 24, 8, 2730), "large": (1280, 36, 10, 3413)}
 SHIFTED = ("rope", "alibi", "fox", "grape_ap_official")
 

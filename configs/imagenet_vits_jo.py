@@ -9,6 +9,8 @@ Arguments and deviations: as configs/imagenet_vits.py
 
 from configs import imagenet_vits
 
+MARGINS = imagenet_vits.MARGINS
+
 
 def get_config(arg=None):
     return imagenet_vits.get_config(arg, encoding="rope_axial_qkv")

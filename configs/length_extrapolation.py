@@ -22,6 +22,8 @@ Deviations: by plan=single the notes report divergence of jo_projected at 16 lay
 from configs import common
 from configs.encodings import preset
 
+MARGINS = {"perplexity": "5%", "ratio": "10%", "parameters": "0.1%"}  # declared before any run: results/README.md
+
 CONVERTED = ("jo_projected", "jo_projected_qk", "jo_projected_v")  # start exactly as jo_fixed
 SIZES = {
     # width, depth, heads, length, batch, steps, lr, vocab, lengths

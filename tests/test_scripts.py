@@ -10,6 +10,7 @@ import pytest
 from jojax import extrapolate
 from jojax.errors import UserError
 from scripts import report, sweep
+from scripts.tables import papers
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = {"kind": "lm", "width": 8, "depth": 2, "heads": 4}
@@ -34,7 +35,7 @@ def record(encoding, seed, ppl, state="finished", **changes):
         "parameters": {"total": 1234},
     }
     config = {"encoding": {"name": "rope", "preset": encoding}, "model": MODEL, "data": data, "batch_size": 3}
-    own |= {"parameters": {"total": 1234}, "metrics": {"loss": 2.0}}
+    own["metrics"] = {"loss": 2.0}
     scores = {"lengths": lengths, "protocol": {"training_length": 16}}
     return own | {"config": config, "extrapolation": scores} | changes
 
@@ -78,10 +79,10 @@ def test_one_table_a_config_one_row_an_encoding(results, tmp_path, capsys):
     results(changed)
     call(report, "--results")
     text = (tmp_path / "results" / "novel-size=small.md").read_text()
-    assert "| rope | 2 | 1,234 | 11.00 (10.00 – 12.00) | 33.00 (30.00 – 36.00) | 14.00 (13.00 – 15.00) |" in text
+    assert "| rope | 2 | 1,234 | 11.00 ± 12.71 | 33.00 ± 38.12 | 14.00 ± 12.71 | 0.375 ± 0.000 |" in text  # t = 12.706
     assert "| alibi | 1 | 1,234 | 20.00 | 60.00 | 23.00 | 0.375 | 3.000 |" in text and "jo_fixed" not in text
     assert "| learned | 1 | 1,234 | 9.00 | – | – | – | – |" in text
-    assert "The same 640 tokens" in text and "50 steps of batch 3" in text and "single run" not in text
+    assert "The same 640 tokens" in text and "50 steps of batch 3" in text and "One seed: a single run" in text
     pictures = (tmp_path / "results" / "pictures.md").read_text()
     assert "| jo_fixed | 1 | 1,234 | 87.50 | 0.5000 |" in pictures and "Every row is a single run" in pictures
     assert "30.00 | 90.00" in (tmp_path / "results" / "novel-size=small-optim.lr=0.1.md").read_text()
@@ -90,6 +91,43 @@ def test_one_table_a_config_one_row_an_encoding(results, tmp_path, capsys):
         "novel-size=small-optim.lr=0.1.png",
     }
     assert text in capsys.readouterr().out
+    figures = papers.read(tmp_path / "results" / "novel-size=small.csv")
+    assert figures[0]["encoding"] == "alibi" and figures[0]["mean"] == "20" and figures[0]["interval"] == ""
+    tail = next(f for f in figures if (f["encoding"], f["metric"]) == ("rope", "tail PPL"))
+    assert (tail["mean"], tail["interval"], tail["least"], tail["most"]) == ("14", "12.7062", "13", "15")
+
+
+def test_rates_are_rows_and_differences_are_paired_by_seed(results, tmp_path):
+    """Every encoding against rope at its rate, value rotation against the same without, on the seeds that both have."""
+    for encoding, ppls in {"rope": (10, 12), "rope_qkv": (9, 10, 1), "alibi": (5, 8), "rope_matched": (11, 11)}.items():
+        for seed, ppl in enumerate(ppls):
+            for lr in (0.001, 0.003):
+                made = record(encoding, seed, ppl * (1 + lr))
+                made["config_name"] += f",lr={lr}"
+                made["config"] = made["config"] | {"optim": {"lr": lr}}
+                results(made)
+    call(report, "--results")
+    text = (tmp_path / "results" / "novel-size=small.md").read_text()
+    assert "| rope lr=0.001 | 2 | 1,234 | 11.01 ± 12.72 |" in text and "| rope_qkv lr=0.003 | 3 |" in text
+    assert "| alibi lr=0.001 | rope lr=0.001 | 2 | -4.50 ± 6.36 |" in text  # differences of -5 and -4, not of ±13
+    assert "| rope_qkv lr=0.003 | rope lr=0.003 | 2 | -1.50 ± 6.37 |" in text  # the third seed has no partner
+    assert "| alibi lr=0.001 | rope_matched lr=0.001 | 2 |" in text and "| rope lr=0.001 | rope lr" not in text
+
+
+def test_resolutions_and_offsets_are_tables(results, tmp_path):
+    for seed in (0, 1):
+        made = image("rope_axial_qk", 0.5)
+        places = ((16, 0.0), (32, 0.0), (16, 0.5), (32, 0.5))
+        rows = [{"resolution": r, "offset": [o, o], "accuracy": (r - o + seed) / 100} for r, o in places]
+        made |= {"seed": seed, "resolutions": {"rows": rows, "protocol": {}}}
+        made["config"]["data"] = made["config"]["data"] | {"image_size": 32}
+        results(made)
+    call(report, "--results")
+    text = (tmp_path / "results" / "pictures.md").read_text()
+    assert "| encoding | seeds | parameters | top-1 % 16 px | top-1 % 32 px |" in text
+    assert "| rope_axial_qk | 2 | 1,234 | 16.50 ± 6.35 | 32.50 ± 6.35 |" in text
+    assert "| 16 px, +0.5 | 32 px, +0.5 |" in text and "| 1,234 | 16.00 ± 6.35 | 32.00 ± 6.35 |" in text
+    assert (tmp_path / "results" / "plots" / "pictures.png").stat().st_size > 1000
 
 
 def test_language_models_without_lengths_show_their_metrics(results, tmp_path):
@@ -104,14 +142,15 @@ def test_tables_that_are_not_what_the_records_say_are_told(results, tmp_path, ca
     results(record("rope", 0, 10.0))
     call(report, "--results")
     call(report, "--check")
-    assert "1 tables agree" in capsys.readouterr().out
+    assert "3 files agree" in capsys.readouterr().out
     table = tmp_path / "results" / "novel-size=small.md"
     table.write_text(table.read_text().replace("10.00", "9.00"))
-    with pytest.raises(SystemExit, match=r"not what its records say \(novel-size=small\)"):
+    with pytest.raises(SystemExit, match=r"not what its records say \(novel-size=small\.md\)"):
         call(report, "--check")
     call(report, "--results")
     (tmp_path / "results" / "claims.md").write_text("97 %")  # a table without records
-    with pytest.raises(SystemExit, match=r"\(claims\.md\)"):
+    (tmp_path / "results" / "plots" / "novel-size=small.png").unlink()
+    with pytest.raises(SystemExit, match=r"\(index\.html, novel-size=small\.png, claims\.md\)"):
         call(report, "--check")
 
 
@@ -122,10 +161,15 @@ def test_no_finished_run_is_told(tmp_path, monkeypatch):
 
 
 def test_figures_of_the_readme_are_those_of_committed_records():
-    """Rows of its tables, lines of its outputs."""
-    results, known = ROOT / "results", set()
+    """Rows of its tables, lines of its outputs; of a row over several seeds, each figure."""
+    results, known, figures_of = ROOT / "results", set(), {}
     for table in results.glob("*.md"):
         known |= set(table.read_text().splitlines())
+    for table in set(results.glob("*.csv")) - set(results.glob("paper*.csv")):
+        for row in papers.read(table):
+            of = figures_of.setdefault((row["encoding"], row["seeds"], f"{int(row['parameters']):,}"), set())
+            stats = [float(row[key]) for key in ("mean", "interval", "least", "most") if row[key]]
+            of |= {f"{value:.{digits}f}" for value in stats for digits in (2, 3, 4)}
     for path in (results / "runs").iterdir():
         made = json.loads(path.read_text())
         for scores in (value for key, value in made.items() if key.startswith("extrapolation")):
@@ -134,7 +178,11 @@ def test_figures_of_the_readme_are_those_of_committed_records():
         known.add(f"step {made['steps']}: valid {shown}")
     lines = (ROOT / "README.md").read_text().splitlines()
     figures = [line for line in lines if re.match(r"(\| \w+ \| \d| +\d+ +\d+\.\d|step \d+: valid)", line)]
-    assert len(figures) >= 12 and not [line for line in figures if line not in known]
+    assert len(figures) >= 12
+    for line in figures:
+        name, *cells = line.strip("| ").split(" | ")
+        of = figures_of.get((name, *cells[:2]), set()) if len(cells) > 2 else set()
+        assert line in known or set(re.findall(r"\d+\.\d+", " ".join(cells[2:]))) <= of, line
 
 
 SWEEP = """
