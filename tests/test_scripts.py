@@ -5,12 +5,13 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jojax import extrapolate
 from jojax.errors import UserError
 from scripts import report, sweep
-from scripts.tables import papers
+from scripts.tables import attention, papers, records
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL = {"kind": "lm", "width": 8, "depth": 2, "heads": 4}
@@ -226,3 +227,49 @@ def test_a_sweep_that_cannot_begin(tmp_path, monkeypatch):
     (tmp_path / "wrong.py").write_text(SWEEP.replace("rope_axial", "rope_axis"))
     with pytest.raises(UserError, match="rope_axis: no such preset"):  # the second point, before the first runs
         sweep.points("wrong.py")
+
+
+def looked(encoding, seed=0):
+    """A record with diagnostics, of two blocks and two heads."""
+    block = {"entropy": [0.5, 0.7], "reach": [3.0, 4.0], "beyond": [0.1, 0.3]}
+    block |= {"steps": {"mean": [[1.0, 0.1], [-1.0, 0.3]], "std": [[0.0, 0.2], [0.0, 0.4]]}}
+    block |= {"values": {"distance": [0, 2], "alike": [[1.0, 0.5], [1.0, 0.9]]}}
+    found = {"protocol": {"rows": 4, "length": 64, "training_length": 16}, "blocks": [block, {"entropy": [1.0, 1.0]}]}
+    return record(encoding, seed, 9.0) | {
+        "diagnostics": found if encoding != "none" else {"protocol": {}, "blocks": []}
+    }
+
+
+def test_what_attention_does_is_drawn_beside_the_table(results, tmp_path, capsys):
+    for made in (looked("rope"), looked("alibi"), looked("none"), record("fox", 0, 8.0)):
+        results(made)
+    call(report, "--results")
+    png = tmp_path / "results" / "plots" / "novel-size=small-attention.png"
+    assert png.stat().st_size > 1000 and str(png) in capsys.readouterr().out
+    assert "attention" in (tmp_path / "results" / "index.html").read_text()
+    rows = {("rope", None): {0: looked("rope")}, ("fox", None): {0: record("fox", 0, 8.0)}}
+    ((name, (blocks, _)),) = attention.found(rows, lambda row: row[0]).items()
+    assert name == "rope" and attention.by_block(blocks, "entropy") == ([1, 2], [0.6, 1.0])
+    assert attention.by_block(blocks, "beyond") == ([1], [0.2])
+    mean, std = attention.of_steps(blocks)
+    np.testing.assert_allclose([mean, std], [[1.0, 0.2], [0.0, 0.3]])
+    assert attention.of_values(blocks) is None and attention.of_values(blocks[:1])[1].tolist() == [1.0, 0.7]
+
+
+def test_probes_have_a_table_of_right_answers_by_length(results, tmp_path):
+    for encoding, far in (("rope", 0.25), ("alibi", 0.5)):
+        made = record(encoding, 0, 1.0) | {"metrics": {"loss": 1.0, "accuracy": 1.0}}
+        del made["extrapolation"]
+        made["probe"] = {"protocol": {}, "lengths": {"64": {"accuracy": 1.0}, "512": {"accuracy": far}}}
+        results(made)
+    call(report, "--results")
+    text = (tmp_path / "results" / "novel-size=small.md").read_text()
+    assert "| encoding | seeds | parameters | right % 64 | right % 512 |" in text
+    assert "| rope | 1 | 1,234 | 100.0 | 25.0 |" in text and "| alibi | 1 | 1,234 | 100.0 | 50.0 |" in text
+
+
+def test_a_recurrence_is_named_as_such():
+    made = record("none", 0, 1.0)
+    assert records.encoding(made) == "none"
+    made["config"]["model"] = {**made["config"]["model"], "mixer": "recurrence"}
+    assert records.encoding(made) == "recurrence"

@@ -19,23 +19,6 @@ FIGURES = papers.read(ROOT / "results" / "paper.csv")
 
 
 # ------------------------------------------------------------------------------ statistics
-@pytest.mark.parametrize(
-    ("degrees", "t"), [(1, 12.70620), (2, 4.302653), (3, 3.182446), (4, 2.776445), (9, 2.262157), (30, 2.042272)]
-)
-def test_quantiles_of_student(degrees, t):
-    assert stats.quantile(degrees) == pytest.approx(t, rel=1e-6)
-
-
-def test_quantile_is_that_of_the_density():
-    """∫ of the density, written down, to t on both sides is the level."""
-    for degrees, level in ((3, 0.5), (4, 0.99), (7, 0.9)):
-        x = np.linspace(0, stats.quantile(degrees, level), 20_001)
-        scale = math.gamma((degrees + 1) / 2) / math.sqrt(degrees * math.pi) / math.gamma(degrees / 2)
-        assert 2 * np.trapezoid(scale * (1 + x**2 / degrees) ** (-(degrees + 1) / 2), x) == pytest.approx(
-            level, abs=1e-8
-        )
-
-
 def test_intervals():
     assert stats.interval([3.0]) == (3.0, None)
     mean, half = stats.interval([1.0, 2.0, 4.0])

@@ -44,6 +44,8 @@ def encoding(record):
     given = {k.partition(".")[2]: v for k, v in record["overrides"].items() if k.startswith("encoding.")}
     if "preset" not in options:
         given = {k: v for k, v in options.items() if k != "name"}
+    if record["config"]["model"].get("mixer") == "recurrence":
+        return "recurrence"
     return " ".join([options.get("preset", options["name"]), *(f"{k}={v}" for k, v in sorted(given.items()))])
 
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 from typing import Any, NamedTuple
 
 from jojax import extrapolate
-from scripts.tables import records
+from scripts.tables import attention, records
 from scripts.tables.page import Section
 from scripts.tables.stats import interval, paired, shown
 
@@ -55,6 +55,17 @@ def lengths(runs):
     ends = (("tail PPL", ".2f", "tail_ppl"), ("bits/byte", ".3f", "bits_per_byte"), ("ratio", ".3f", "ratio"))
     last = [column(title, form, every[-1], key) for title, form, key in ends]
     return [*(column(f"PPL {n}", ".2f", n, "ppl") for n in every), *last]
+
+
+def answers(runs):
+    """Of a probe: the share of right answers by length."""
+
+    def of(run, length):
+        row = run["probe"]["lengths"].get(length)
+        return None if row is None else 100 * row["accuracy"]
+
+    every = sorted({n for run in runs for n in run["probe"]["lengths"]}, key=int)
+    return [Column(f"right % {n}", ".1f", functools.partial(of, length=n)) for n in every]
 
 
 def places(runs):
@@ -170,8 +181,8 @@ def section(name, runs):
     rows = records.by_row(runs)
     blocks: list[Any] = [records.scale(runs[0])]
     text = all("extrapolation" in run for run in runs)
-    pixels = all("resolutions" in run for run in runs)
-    main = lengths(runs) if text else metrics(runs)
+    pixels, probe = (all(key in run for run in runs) for key in ("resolutions", "probe"))
+    main = lengths(runs) if text else answers(runs) if probe else metrics(runs)
     tables, plots = [main], {}
     if text:
         scored = {f"{row['scored']:,}" for run in runs for row in run["extrapolation"]["lengths"].values()}
@@ -184,6 +195,8 @@ def section(name, runs):
     if pixels:
         tables += filter(None, (resolutions(runs, moved=False), resolutions(runs, moved=True)))
         plots[name] = lambda path: plot_resolutions(rows, path)
+    if looked := attention.found(rows, label):
+        plots[f"{name}-attention"] = lambda path: attention.plot(looked, path)
     for columns in tables:
         blocks.append(list(table(rows, columns)))
     seeds = {len(found) for found in rows.values()}

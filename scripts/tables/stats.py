@@ -3,6 +3,8 @@
 import math
 import statistics
 
+from scipy import stats
+
 WANTED = 5  # seeds; two are the least that have an interval
 
 REPRODUCED, DIRECTION, NOT, OPEN, SMALL, NONE = (
@@ -18,25 +20,6 @@ NOT_PLANNED = "not planned"
 VERDICTS = (REPRODUCED, DIRECTION, NOT, OPEN, SINGLE, SMALL, NONE, NOT_PLANNED)
 
 
-def quantile(degrees, level=0.95):
-    """t with P(|T| < t) = level for Student's T: the closed form in θ = atan(t/√degrees), solved by bisection."""
-
-    def inside(angle):
-        odd = degrees % 2
-        term = math.sin(angle) * (math.cos(angle) if odd else 1.0)
-        total = 0.0
-        for k in range(degrees // 2):
-            total += term
-            term *= math.cos(angle) ** 2 * ((2 * k + 2) / (2 * k + 3) if odd else (2 * k + 1) / (2 * k + 2))
-        return (angle + total) * 2 / math.pi if odd else total
-
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if inside(middle) < level else (low, middle)
-    return math.sqrt(degrees) * math.tan(low)
-
-
 def interval(values):
     """(mean, half of its 95 % Student-t interval); of one value (it, None); of an infinite one (inf, nan)."""
     values = list(values)
@@ -45,7 +28,7 @@ def interval(values):
         return mean, None
     if not math.isfinite(mean):
         return mean, math.nan
-    return mean, quantile(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return mean, stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def shown(values, form, sign=""):
