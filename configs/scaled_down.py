@@ -45,7 +45,8 @@ def novels(arg):
     c.model.update(width=128, depth=2, heads=4)
     c.steps, c.batch_size = 1500, 16
     c.optim.lr, c.optim.warmup_steps = arg.lr or CHOSEN.get(arg.encoding, 1.5e-3), 100
-    c.optim.encoding_lr = 0.1 if common.content_angles(arg.encoding or "jo_projected") else 1.0
+    recurrent = arg.encoding == "recurrence"
+    c.optim.encoding_lr = 0.1 if not recurrent and common.content_angles(arg.encoding or "jo_projected") else 1.0
     c.log.every_steps, c.checkpoint.every_steps = 50, 250
     c.eval.document_tokens, c.eval.lengths = 32_768, (256, 512, 1024, 2048, 4096, 8192)
     return c

@@ -15,6 +15,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jojax import coherence
 from jojax.encodings.base import wide
@@ -57,9 +58,26 @@ def block(job, params, number, pair, trained):
     if journey.value_frame is not None:
         x = coherence.often(d)
         x = np.unique(x[np.geomspace(1, len(x), min(POINTS, len(x))).round().astype(int) - 1])
-        alike, _ = coherence.of_values(journey, ctx, d, x)
+        alike = turned_alike(journey, ctx, x) if trained else coherence.of_values(journey, ctx, d, x)[0]
         found["values"] = {"distance": x, "alike": np.round(alike, 5)}
     return found
+
+
+def turned_alike(journey, ctx, points):
+    """The first of `coherence.of_values`, in a row where site k has one other at distance n: k − n. [heads, points]"""
+    v = np.random.default_rng(0).normal(size=(coherence.PROBES, ctx.k.shape[-1]))
+    v = coherence.probes(jnp.asarray(v / np.linalg.norm(v, axis=-1, keepdims=True)), ctx)
+    away, home = jax.vmap(journey.value_frame.apply)(v), jax.vmap(journey.value_frame.invert)
+    L = ctx.k.shape[1]
+
+    def at(n):
+        sent = jnp.roll(away, n, axis=2)
+        arrived = home(sent) if journey.restore else sent
+        there = (jnp.arange(L) >= n)[:, None, None]
+        mean = jnp.where(there, arrived, 0).sum(2).mean(1) / (L - n)
+        return jnp.sqrt((mean**2).sum(-1).mean(0))
+
+    return np.asarray(jax.jit(lambda points: lax.map(at, points))(jnp.asarray(points))).T
 
 
 def per_head(table, where):

@@ -82,7 +82,10 @@ def test_numbers_of_a_block_are_means_over_queries(rng):
     turns = np.angle(np.exp(1j * (angles[:, 1:] - angles[:, :-1])))
     np.testing.assert_allclose(got["steps"]["mean"], turns.mean((0, 1)), atol=1e-6)
     np.testing.assert_allclose(got["steps"]["std"], turns.std((0, 1)), atol=1e-6)
-    assert got["values"]["alike"].shape == (G, len(got["values"]["distance"]))
+    d = coherence.distances(ctx, causal=True)
+    want, _ = coherence.of_values(journey, ctx, d, got["values"]["distance"])
+    np.testing.assert_allclose(got["values"]["alike"], want, atol=1e-5)
+    assert want.shape[0] == G and want.max() - want.min() > 0.1
     uniform = diagnostics.block(job_of(), {}, 0, (ctx.replace(q=0 * ctx.q), journey), 4)
     np.testing.assert_allclose(uniform["entropy"], 1, atol=1e-6)
     assert "beyond" not in diagnostics.block(job_of(), {}, 0, (ctx, journey), L)  # nothing is that far
@@ -97,7 +100,7 @@ def test_numbers_of_a_block_are_means_over_queries(rng):
             (runs.VIT + ",encoding=comrope_ap_qkv", {}),
             (runs.LM, dict(encoding={"name": "none"}, model__mixer="recurrence")),
         ],
-        2,
+        4,
     ),
 )
 def test_of_whole_models(spec, given):

@@ -141,6 +141,7 @@ def test_command_slides_windows_and_adds_to_the_record(tmp_path):
     assert (tmp_path / "run" / "sliding.png").exists()
 
 
+@pytest.mark.slow
 def test_an_encoding_with_other_options_is_scored_beside_the_run(tmp_path):
     """The run's own numbers stay; the key and the protocol name the change, and the numbers are a changed model's."""
     shutil.copytree(trained(), tmp_path / "run")

@@ -21,6 +21,7 @@ def check(workdir, spec, overrides, scored):
     return record
 
 
+@pytest.mark.slow
 def test_cifar100_from_a_prepared_tfds_directory(tmp_path):
     write_cifar100(tmp_path / "tfds", train=20, test=7)
     record = check(

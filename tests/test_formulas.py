@@ -237,7 +237,8 @@ class Recorded(Accumulated):
         return turns
 
 
-@pytest.mark.parametrize("share", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [False, True])
 def test_every_block_draws_its_own_angles_or_all_share_one_draw(share):
     encoding = {"name": f"{__name__}.Recorded", "share_layers": share, "transport": "qk"}
     model, params = model_and_params(encoding)

@@ -76,6 +76,7 @@ def test_refused(args, words):
         ProbeRows(kind, "train", length, vocab)
 
 
+@pytest.mark.slow
 def test_a_run_is_scored_as_a_loop_over_its_rows(tmp_path, capsys):
     """Accuracy of the answers and of whole rows, at the training length and beyond; and evaluated further."""
     given = {"model.width": 32, "model.heads": 2, "model.depth": 1, "eval.lengths": (64, 96), "batch_size": 8}

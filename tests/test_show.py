@@ -167,6 +167,7 @@ def test_pictures(spec, given, tmp_path):
     assert path.read_bytes()[:4] == b"\x89PNG" and path.stat().st_size > 20_000
 
 
+@pytest.mark.slow
 def test_command_draws_a_run_on_held_out_text(tmp_path):
     before = runs.snapshot(trained())
     args = ["-m", "jojax.show", "--workdir", str(trained()), "--length", "24", "--out", str(tmp_path / "made.png")]

@@ -61,6 +61,7 @@ def test_each_stage_trains_what_it_says(done, capsys):
     assert [rates[step] for step in (1, 4, 5, 7, 8, 12)] == pytest.approx([2e-3, 2e-3, 1e-3, 1e-3, 5e-4, 5e-4])
 
 
+@pytest.mark.slow
 def test_a_boundary_leaves_the_logits_and_the_average_alone():
     """The fixed model's state, and what stage 2 makes of it: the same logits, bit for bit."""
     run = loop.Run(runs.config_of(LM, staged(PLAN[:2])), LM, "")

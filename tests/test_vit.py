@@ -46,7 +46,7 @@ def test_order_matters(name, kind):
     np.testing.assert_allclose(logits(blind, params, image()), logits(blind, params, moved), atol=1e-10)
 
 
-@pytest.mark.parametrize("pool", ["cls", "mean"])
+@pytest.mark.parametrize("pool", zoo.some(["cls", "mean"], 2))
 def test_value_rotation_is_another_model(pool):
     """Rotated values with both ways of pooling; transport 'none' is NoPE."""
     switches = (("pool", pool),)
