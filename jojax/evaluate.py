@@ -97,7 +97,7 @@ def restore(workdir, changes=None):
     result = writer.read_result(workdir)
     if result is None:
         raise UserError(f"{workdir} has no result.json: give the workdir of a run of jojax.train")
-    config = ConfigDict(_tuples(result["config"]))
+    config = ConfigDict(tuples(result["config"]))
     done = int(checkpoint.find(workdir).name)  # of a staged run, the model of the stage that did the last step
     now = stages.at(stages.split(config), done).config.encoding
     config.encoding = ConfigDict(now.to_dict() | dict(changes or {}))
@@ -124,11 +124,11 @@ def _mesh(sizes):
         return shard.make_mesh({"fsdp": -1})
 
 
-def _tuples(value):
+def tuples(value):
     """JSON's lists back to the tuples that configs use."""
     if isinstance(value, dict):
-        return {k: _tuples(v) for k, v in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+        return {k: tuples(v) for k, v in value.items()}
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
 def folded(job, params, mesh):
