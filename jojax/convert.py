@@ -9,7 +9,8 @@ parameter of the model filled, or a sentence says what does not fit. Files are .
 installed, what `torch.load` reads as weights alone.
 
 `export` writes the newest checkpoint of any run in float32 under its own names ('blocks/query/kernel', blocks stacked),
-with config, encoding, step and version as metadata; `import` knows such a file by it and needs no config then.
+with config, encoding, step and version as metadata; `import` knows such a file by it and needs no config then. What
+--format=timm writes is for a model of timm's built alike: no_embed_class, rope_grid_indexing by --first_axis, eps, ….
 """
 
 import importlib
