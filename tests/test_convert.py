@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 import runs
 from configs.encodings import preset
 from jojax import checkpoint, convert, evaluate, task, timm, tree, writer
+from jojax.encodings.fold import fold
 from jojax.errors import UserError
 from scripts.record_timm_weights import SIZES, images, weights
 
@@ -215,16 +216,15 @@ def drawn(config, path):
 
 
 def test_folded_export(tmp_path):
+    """The folded model, of which test_fold.py shows that it is the same."""
     config = config_of(COMROPE)
-    want = logits(config, drawn(config, tmp_path / "run"))
+    params = drawn(config, tmp_path / "run")
     convert.export_weights(tmp_path / "run", tmp_path / "folded.safetensors", fold=True)
-    params = convert.import_weights(tmp_path / "folded.safetensors", tmp_path / "folded")
-    recorded = runs.result(tmp_path / "folded")
-    assert (recorded["steps"], recorded["config"]["encoding"]["name"]) == (7, "rope")
-    found = ConfigDict(evaluate.tuples(recorded["config"]))
-    np.testing.assert_allclose(logits(found, params), want, rtol=0, atol=1e-5 * np.abs(want).max())
-    still = {"blocks": params["blocks"] | {"encoding": {"freq": np.zeros_like(params["blocks"]["encoding"]["freq"])}}}
-    assert np.abs(logits(found, params | still) - want).max() > 1e-2
+    convert.import_weights(tmp_path / "folded.safetensors", tmp_path / "folded")
+    made, want = fold(task.make(config).model.encoding(parent=None), params)
+    result, found, _, restored, _ = evaluate.restore(tmp_path / "folded")
+    assert result["steps"] == 7 and made.items() <= found.encoding.to_dict().items()
+    runs.same(jax.tree.map(np.asarray, tree.leaves(restored)), tree.leaves(want))
 
 
 @pytest.mark.slow
@@ -234,8 +234,10 @@ def test_folded_export_to_timm(tmp_path):
     want = logits(config, drawn(config, tmp_path / "run"))
     out = convert.export_weights(tmp_path / "run", tmp_path / "timm.safetensors", fold=True, form="timm")
     assert {name: list(t.shape) for name, t in out.items()} == RECORDED["mixed"]["shapes"]
-    params = convert.import_weights(tmp_path / "timm.safetensors", tmp_path / "timm", config_of(*MODELS["mixed"]))
+    params = convert.import_weights(tmp_path / "timm.safetensors", tmp_path / "timm", mixed_config())
     np.testing.assert_allclose(logits(mixed_config(), params), want, rtol=0, atol=1e-5 * np.abs(want).max())
+    still = {"blocks": params["blocks"] | {"encoding": {"freq": np.zeros_like(params["blocks"]["encoding"]["freq"])}}}
+    assert np.abs(logits(mixed_config(), params | still) - want).max() > 1e-2
 
 
 REFUSED_EXPORTS = {
@@ -258,6 +260,7 @@ def test_what_timm_has_not_is_refused(case):
         timm.to_timm({name: np.zeros(t.shape) for name, t in like.items()}, job.model.encoding(parent=None))
 
 
+@pytest.mark.slow
 def test_what_does_not_fold_is_refused(tmp_path):
     drawn(config_of("rope_axial"), tmp_path / "run")
     with pytest.raises(UserError, match="nothing folds into plain rope"):
@@ -345,7 +348,7 @@ def test_the_command_line(tmp_path):
     command = ["-m", "jojax.convert"]
     made = [*command, "import", f"--weights={file}", f"--config={spec}", *overrides, f"--out={tmp_path / 'run'}"]
     assert "parameters of" in runs.run(made)[0]
-    runs.run(["-m", "jojax.evaluate", "--workdir", str(tmp_path / "run"), "--resolutions", "48"])
+    runs.run(["-m", "jojax.evaluate", "--workdir", str(tmp_path / "run")])
     assert runs.result(tmp_path / "run")["evaluation"]["scored"] == 37
     runs.run([*command, "export", f"--workdir={tmp_path / 'run'}", f"--out={tmp_path / 'own.safetensors'}"])
     runs.same(load_file(tmp_path / "own.safetensors"), weights(shapes))
