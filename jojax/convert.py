@@ -70,19 +70,14 @@ def import_weights(weights, out, config=None, name="", overrides=None, first="x"
             raise UserError("--config is missing: it describes the model that the weights are for")
         config = ConfigDict(evaluate.tuples(json.loads(metadata["config"])))
     job = task.make(config)
+    if not own:
+        check_alike(job)
     like = jax.eval_shape(job.init, jax.random.key(0))
     if own:
         found, step = tensors, int(metadata["step"])
         if differs := checkpoint.difference(*({n: t.shape for n, t in x.items()} for x in (tensors, leaves(like)))):
             raise UserError(f"the weights do not fit the model: {differs}; leave --config out to take the file's own")
     else:
-        if job.unit != "images":
-            raise UserError("the weights of a vision transformer need a config of a vision model")
-        for key, value in SAME.items():
-            if config.model[key] != value:
-                raise UserError(
-                    f"model.{key} = {config.model[key]}: timm's have {value} (--config.model.{key}={value})"
-                )
         found, step = timm.from_timm(tensors, leaves(like), job.model.encoding(parent=None), first), 0
     params = named_map(lambda path, t: np.ascontiguousarray(found[path], t.dtype), like)
     if (Path(out) / "result.json").exists():
@@ -98,6 +93,18 @@ def import_weights(weights, out, config=None, name="", overrides=None, first="x"
     }
     writer.write_result(out, result.describe_run(config, name, overrides) | record)
     return params
+
+
+def check_alike(job):
+    """UserError where the task's model differs from timm's in what no weight says."""
+    if job.unit != "images":
+        raise UserError("the weights of a vision transformer need a config of a vision model")
+    for key, value in SAME.items():
+        if job.config.model[key] != value:
+            raise UserError(
+                f"model.{key} = {job.config.model[key]}: timm's have {value} (--config.model.{key}={value})"
+            )
+    timm.rotation(job.model.encoding(parent=None))
 
 
 def export_weights(workdir, out, fold=False, form="jojax", first="x"):
