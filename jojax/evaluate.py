@@ -80,15 +80,21 @@ def at_resolution(config, resolution):
 
 
 def resized(config, params, old_grid, new_grid):
-    """The parameters for another grid, through the encoding module's `resize` where it has tables."""
-    resize = getattr(sys.modules[load(config.encoding.name).__module__], "resize", None)
-    if old_grid == new_grid or resize is None:
+    """The parameters for another grid, through the encoding module's `resize` where it has tables, and those of the
+    parts of a joint encoding."""
+    if old_grid == new_grid:
         return params
 
-    def fit(tree):
-        return {**tree, "encoding": resize(tree["encoding"], old_grid, new_grid)} if "encoding" in tree else tree
+    def fit(encoding, own):
+        module = sys.modules[load(encoding["name"]).__module__]
+        for part in {f"of_{n}" for n in encoding if f"of_{n}" in own}:
+            own = {**own, part: fit(encoding[part[3:]], own[part])}
+        return module.resize(own, old_grid, new_grid) if hasattr(module, "resize") else own
 
-    return fit(params) | {"blocks": fit(params["blocks"])}
+    def within(tree):
+        return {**tree, "encoding": fit(config.encoding, tree["encoding"])} if "encoding" in tree else tree
+
+    return within(params) | {"blocks": within(params["blocks"])}
 
 
 # ------------------------------------------------------------------------------------ command

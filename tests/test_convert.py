@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 import runs
 from configs.encodings import preset
 from jojax import checkpoint, convert, evaluate, task, timm, tree, writer
+from jojax.encodings import absolute
 from jojax.encodings.fold import fold
 from jojax.errors import UserError
 from scripts.record_timm_weights import SIZES, images, weights
@@ -204,6 +205,15 @@ def test_a_run_of_other_classes_starts_from_it(tmp_path):
     assert {text.split()[0] for text in difference.shape} == {"head/kernel", "head/bias"}
     assert not difference.missing and not difference.unexpected
     np.testing.assert_array_equal(params["blocks"]["query"]["kernel"], params_of("axial")["blocks"]["query"]["kernel"])
+
+
+def test_tables_beside_rotations_are_resized():
+    config, params = config_of(*MODELS["axial_ape"]), params_of("axial_ape")
+    fitted = evaluate.resized(config, params, GRID, (6, 6))
+    table, want = params["encoding"]["of_bias"], fitted["encoding"]["of_bias"]["table"]
+    np.testing.assert_array_equal(want, absolute.resize(table, GRID, (6, 6))["table"])
+    assert want.shape == (36, 24)
+    runs.same(*(tree.leaves(p["blocks"]) for p in (params, fitted)))
 
 
 def drawn(config, path):
