@@ -97,15 +97,21 @@ def at_resolution(config, resolution):
 
 
 def resized(config, params, old_grid, new_grid):
-    """The parameters for another grid, through the encoding module's `resize` where it has tables."""
-    resize = getattr(sys.modules[load(config.encoding.name).__module__], "resize", None)
-    if old_grid == new_grid or resize is None:
+    """The parameters for another grid, through the encoding module's `resize` where it has tables, and those of the
+    parts of a joint encoding."""
+    if old_grid == new_grid:
         return params
 
-    def fit(tree):
-        return {**tree, "encoding": resize(tree["encoding"], old_grid, new_grid)} if "encoding" in tree else tree
+    def fit(encoding, own):
+        module = sys.modules[load(encoding["name"]).__module__]
+        for part in {f"of_{n}" for n in encoding if f"of_{n}" in own}:
+            own = {**own, part: fit(encoding[part[3:]], own[part])}
+        return module.resize(own, old_grid, new_grid) if hasattr(module, "resize") else own
 
-    return fit(params) | {"blocks": fit(params["blocks"])}
+    def within(tree):
+        return {**tree, "encoding": fit(config.encoding, tree["encoding"])} if "encoding" in tree else tree
+
+    return within(params) | {"blocks": within(params["blocks"])}
 
 
 # ------------------------------------------------------------------------------------ command
@@ -114,7 +120,7 @@ def restore(workdir, changes=None):
     result = writer.read_result(workdir)
     if result is None:
         raise UserError(f"{workdir} has no result.json: give the workdir of a run of jojax.train")
-    config = ConfigDict(_tuples(result["config"]))
+    config = ConfigDict(tuples(result["config"]))
     done = int(checkpoint.find(workdir).name)  # of a staged run, the model of the stage that did the last step
     now = stages.at(stages.split(config), done).config.encoding
     config.encoding = ConfigDict(now.to_dict() | dict(changes or {}))
@@ -141,11 +147,11 @@ def _mesh(sizes):
         return shard.make_mesh({"fsdp": -1})
 
 
-def _tuples(value):
+def tuples(value):
     """JSON's lists back to the tuples that configs use."""
     if isinstance(value, dict):
-        return {k: _tuples(v) for k, v in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+        return {k: tuples(v) for k, v in value.items()}
+    return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
 def folded(job, params, mesh):
