@@ -9,8 +9,8 @@ Expected: top-1 at 224 / 512, sigma 1: ape_grid 93.10 / 53.18, rope_unit10k 93.7
     comrope_ap 94.37 / 59.34, comrope_ld 94.24 / 60.39; sigma 0: 92.87 / 48.79, 94.12 / 53.99, 94.24 / 56.85,
     94.26 / 57.98, 94.48 / 57.68 (one run each). Not to be met on the official lists: the LieRE paper has 41 to 47
     there from scratch, and 14 points lost from 224 to 192 look like parts of the same videos on both sides
-Cost: STEPS steps of 768 clips, PARAMS M parameters, about 0.2 · 10¹⁸ floating-point operations (estimate); the authors' time
-    is unpublished. A small machine sets optim.accumulate
+Cost: 993 steps of 768 clips (3.4 GiB in float32), 14.6 M parameters, 1.7 · 10¹⁷ floating-point operations (estimate);
+    the authors' time is unpublished. Few devices need optim.accumulate
 Arguments: encoding=NAME, sigma=0|1, seed=N, smoke
 Deviations: split, choice of frames, crops, betas, clipping, dropout and seeds are unpublished. Ours: list 1, every
     second frame (as LieRE's code) from anywhere in training, from the middle in evaluation, crops and backbone as in
