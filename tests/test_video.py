@@ -323,6 +323,7 @@ def small(folder, encoding, **more):
     return f"configs/comrope_ucf101.py:smoke,encoding={encoding}", given | runs.dotted(more)
 
 
+@pytest.mark.slow
 def test_a_run_on_videos_goes_on_where_it_was(tmp_path):
     spec, given = small(tmp_path, "rope_axial")
     whole, again = tmp_path / "whole", tmp_path / "again"
