@@ -135,8 +135,8 @@ def vit(**data) -> ConfigDict:
             valid_split="test",
             classes=10,
             image_size=32,
-            frames=0,  # > 0: clips of so many frames (source folder, of folders of frames)
-            frame_stride=1,  # every so manieth frame
+            frames=0,  # > 0: clips of so many frames (source folder: split/class/video/frame.jpg)
+            frame_stride=1,  # frames of the video from one of a clip to the next
             crop="pad4",  # pad4 | inception | cover (a window of the image resized to 1.1 times it) | none
             crop_ratio=0.875,  # what evaluation keeps of each side; of inception and cover
             flip=True,
