@@ -19,6 +19,7 @@ from jojax.data.source import open_source
 from jojax.data.stream import train_batches
 from jojax.encodings import absolute
 from jojax.errors import UserError
+from jojax.result import check_same_run
 from scripts import prepare_data
 from test_formulas_comrope import DEFAULTS, generator
 
@@ -283,7 +284,7 @@ def test_broken_folders_of_frames_are_refused(tmp_path):
     [
         ({"data.source": "fashion_mnist", "data.path": ""}, "data.frames = 8 would not be read: clips are of"),
         ({"data.frames": 0}, "data.frame_stride = 2 does nothing here"),
-        ({"data.frames": 0, "data.frame_stride": 1, "model.patch_frames": 2}, "model.patch_frames = 2 does nothing"),
+        ({"data.frames": 0, "data.frame_stride": 0, "model.patch_frames": 2}, "model.patch_frames = 2 does nothing"),
         ({"model.patch_frames": 3}, "a clip of 8×224×224 has no whole number of 3×16×16 patches"),
         ({"model.heads": 6}, "head_dim = 64 divisible by 24"),
         ({"encoding.partition": "ld", "encoding.angle_init": "spectrum"}, "angle_init = 'spectrum' with"),
@@ -347,6 +348,16 @@ def test_a_run_on_videos_is_read_at_other_sizes_and_folded(tmp_path):
     assert len(result["diagnostics"]["blocks"]) == 2
     folded = evaluate.evaluate_run(tmp_path / "run", fold=True)["evaluation-folded"]
     np.testing.assert_allclose(folded["loss"], result["metrics"]["loss"], rtol=1e-5)
+
+
+def test_a_run_from_before_there_were_clips_goes_on():
+    """What the keys of clips are by default is off."""
+    now = config.load(f"{runs.ROOT}/{runs.VIT}").to_dict()
+    old = {group: dict(value) if isinstance(value, dict) else value for group, value in now.items()}
+    del old["model"]["patch_frames"], old["data"]["frames"], old["data"]["frame_stride"]
+    check_same_run(old, now, "DIR")
+    with pytest.raises(UserError, match=r"data\.frames: None → 8"):
+        check_same_run(old, now | {"data": now["data"] | {"frames": 8}}, "DIR")
 
 
 def test_the_config_is_ready(monkeypatch, tmp_path):

@@ -119,14 +119,18 @@ def image_size(data_cfg):
 def clip_span(data_cfg):
     """Frames of the video from the first to the last of a clip; 0 where there are images."""
     frames = data_cfg.get("frames", 0)
-    return frames and (frames - 1) * data_cfg.get("frame_stride", 1) + 1
+    return frames and (frames - 1) * _stride(data_cfg) + 1
+
+
+def _stride(data_cfg):
+    return data_cfg.get("frame_stride", 0) or 1
 
 
 def _of_clip(transform, data_cfg):
     """The transform of an image as that of a clip, where data.frames asks for one: of every data.frame_stride-th frame,
     [frames, h, w, 3]. In training it starts anywhere, in evaluation it is the middle of the video; after the video's
     end its last frame is repeated. All frames are augmented alike: each gets a copy of the generator."""
-    span, stride = clip_span(data_cfg), data_cfg.get("frame_stride", 1)
+    span, stride = clip_span(data_cfg), _stride(data_cfg)
 
     def of_clip(example, *rng):
         video = example["image"]

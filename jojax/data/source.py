@@ -39,10 +39,10 @@ def check(data_cfg):
                 f"data.{key} = {data_cfg[key]!r} would not be read: data.source = {data_cfg['source']!r} has "
                 f"other data; set data.source to {others}"
             )
-    frames, stride = data_cfg.get("frames", 0), data_cfg.get("frame_stride", 1)
+    frames, stride = data_cfg.get("frames", 0), data_cfg.get("frame_stride", 0)
     if frames and data_cfg.get("source") != "folder":
         raise UserError(f"data.frames = {frames} would not be read: clips are of data.source = 'folder'")
-    if stride != 1 and frames < 2:
+    if stride and frames < 2:
         raise UserError(f"data.frame_stride = {stride} does nothing here: it is for data.frames = 2 or more")
 
 

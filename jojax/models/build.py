@@ -45,10 +45,10 @@ def frames_of(config) -> tuple[int, ...]:
 
 def patch_of(config) -> tuple[int, ...]:
     """Sides of a patch along every axis of the grid."""
-    time, clips = config.model.get("patch_frames", 1), frames_of(config)
-    if time != 1 and not clips:
+    time, clips = config.model.get("patch_frames"), frames_of(config)
+    if time and not clips:
         raise UserError(f"model.patch_frames = {time} does nothing here: it is for clips (data.frames)")
-    return ((time,) if clips else ()) + pair(config.model.patch)
+    return ((time or 1,) if clips else ()) + pair(config.model.patch)
 
 
 def matching_width(m, dims: Dims) -> int:
