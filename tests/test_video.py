@@ -151,8 +151,8 @@ def test_a_table_of_clips_fits_other_sizes_frame_by_frame():
 
 
 def test_frames_of_a_clip_are_not_perturbed():
-    model, _ = model_and_params({"name": "comrope", "block": 4, "perturb_sigma": 1.0})
-    encoding = encodings.build({"name": "comrope", "block": 4, "perturb_sigma": 1.0}, model.spec.dims)(parent=None)
+    dims = zoo.vit_dims(axes=3, grid=GRID, head_dim=D)
+    encoding = encodings.build({"name": "comrope", "block": 4, "perturb_sigma": 1.0}, dims)(parent=None)
     position = jnp.asarray(places("cls"), jnp.float32)[None]
     placed = jnp.arange(len(places("cls")))[None] > 0
     ctx = encodings.Context(position=position, restart=None, segment=None, placed=placed, train=True)
