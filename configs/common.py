@@ -125,7 +125,7 @@ def shards(name: str) -> dict:
 
 def vit(**data) -> ConfigDict:
     c = _shared()
-    c.model = _model("vit", patch=4, pool="cls", drop_path=0.0)
+    c.model = _model("vit", patch=4, patch_frames=0, pool="cls", drop_path=0.0)  # patch_frames: of clips; 0 = 1
     c.data = ConfigDict(
         dict(
             source="fashion_mnist",  # fashion_mnist | tfds | folder
@@ -135,6 +135,8 @@ def vit(**data) -> ConfigDict:
             valid_split="test",
             classes=10,
             image_size=32,
+            frames=0,  # > 0: clips of so many frames (source folder: split/class/video/frame.jpg)
+            frame_stride=0,  # frames of the video from one of a clip to the next; 0 = 1
             crop="pad4",  # pad4 | inception | cover (a window of the image resized to 1.1 times it) | none
             crop_ratio=0.875,  # what evaluation keeps of each side; of inception and cover
             flip=True,

@@ -36,6 +36,11 @@ def get_config(arg=None):
     c.eval.every_steps, c.checkpoint.every_steps, c.log.every_steps = round(10 * epoch), round(epoch), 50
     c.eval.batch_size = 256
     c.eval.resolutions = RESOLUTIONS
+    return finish(c, arg)
+
+
+def finish(c, arg):
+    """With the encoding as the authors compare it."""
     if arg.smoke:
         c.steps, c.optim.warmup_steps, c.batch_size, c.eval.batch_size, c.eval.resolutions = 3, 1, 8, 8, (112,)
     c = common.finish(c, arg, "comrope_ld")

@@ -43,7 +43,7 @@ def watch(job, params, batch):
 def held_out_batch(job, length, most):
     """So many rows of the valid split, spread over all of it: images, or windows of `length` tokens."""
     transform = lambda row: row  # noqa: E731
-    if job.unit == "images":
+    if job.unit != "tokens":
         rows, transform = job.valid
     elif isinstance(job, task.Probe):
         rows = job.rows("valid", length)

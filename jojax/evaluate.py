@@ -56,7 +56,7 @@ def evaluate_probe(job, params, mesh, lengths):
 
 def evaluate_resolutions(config, params, mesh, resolutions, offsets=(0.0,)):
     """Top-1 of a vision model at other image sizes (int or (height, width)) and coordinate offsets in patches (number
-    or (y, x)), zero-shot: nothing is fine-tuned. Tables that depend on the grid are resized by the encoding.
+    or one an axis), zero-shot: nothing is fine-tuned. Tables that depend on the grid are resized by the encoding.
 
     -> {protocol, rows: [{resolution, offset, …metrics, scored}]}. UserError: a size that is no whole number of
     patches, or an offset for an encoding that is a table and has no answer outside it."""
@@ -65,20 +65,20 @@ def evaluate_resolutions(config, params, mesh, resolutions, offsets=(0.0,)):
     for resolution in resolutions:
         job = at_resolution(config, resolution)
         fitted = resized(config, params, old.model.spec.dims.grid, job.model.spec.dims.grid)
-        for offset in offsets:
-            values, scored = evaluate_split(job, fitted, mesh, offset=axes(offset))
-            rows.append({"resolution": resolution, "offset": list(axes(offset)), **values, "scored": scored})
+        for offset in axes(offsets, job):
+            values, scored = evaluate_split(job, fitted, mesh, offset=offset)
+            rows.append({"resolution": resolution, "offset": list(offset), **values, "scored": scored})
     protocol = {
         "kind": "zero-shot, every example once; tables of positions resized to the new grid",
         "resolutions": [list(pair(r)) for r in resolutions],
-        "offsets": [list(axes(offset)) for offset in offsets],
+        "offsets": [list(offset) for offset in axes(offsets, old)],
     }
     return {"protocol": protocol, "rows": rows}
 
 
-def axes(offset):
-    """(y, x) of a number or a pair."""
-    return tuple(offset) if np.ndim(offset) else (offset, offset)
+def axes(offsets, job):
+    """Of each a number an axis of the grid, where it is one for all."""
+    return [tuple(o) if np.ndim(o) else (o,) * job.model.spec.dims.axes for o in offsets]
 
 
 def check_offsets(job, offsets):
@@ -166,10 +166,10 @@ def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=(), c
     """Evaluate the newest checkpoint of a run and add what is found to its result.json. -> the new result.
 
     lengths, stride: see extrapolate.evaluate_lengths (language models). resolutions, offsets: see
-    evaluate_resolutions; an offset counts for both axes (vision models). changes: {option: value} of the encoding.
+    evaluate_resolutions; an offset counts for all axes (vision models). changes: {option: value} of the encoding.
     fold: the model folded into plain rope."""
     result, config, job, params, mesh = restore(workdir, changes)
-    if job.unit == "images" and (lengths or stride):
+    if job.unit != "tokens" and (lengths or stride):
         raise UserError("--lengths and --stride are for language models; this run trained a vision model")
     if job.unit == "tokens" and (resolutions or offsets):
         raise UserError("--resolutions and --offsets are for vision models; this run trained a language model")
@@ -271,7 +271,7 @@ if __name__ == "__main__":
     flags.DEFINE_string("lengths", "", "window lengths, e.g. 512,1024; each must divide the largest")
     flags.DEFINE_integer("stride", 0, "sliding windows with this stride instead of disjoint ones", lower_bound=0)
     flags.DEFINE_string("resolutions", "", "image sizes, e.g. 32,48 or, height first, 32x48")
-    flags.DEFINE_string("offsets", "", "added to both coordinates, in patches, e.g. 0,0.5,10")
+    flags.DEFINE_string("offsets", "", "added to all coordinates, in patches, e.g. 0,0.5,10")
     flags.DEFINE_string("encoding", "", "other options of the encoding, e.g. scale_method=yarn,scale_factor=8")
     flags.DEFINE_bool("fold", False, "with the rotations folded into the projections: the same model, plain rope")
     cli.run_main(main)

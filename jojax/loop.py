@@ -63,7 +63,7 @@ class Run(Parts):
                 self.job.rows("valid", length)
         elif self.job.unit == "tokens" and self.config.eval.lengths:
             extrapolate.window_sets(self.job, self.config.eval.lengths)
-        if self.job.unit == "images":
+        if self.job.unit != "tokens":
             for resolution in self.config.eval.resolutions:
                 evaluate.at_resolution(self.config, resolution)
             evaluate.check_offsets(self.job, self.config.eval.offsets)
@@ -233,7 +233,7 @@ def finish(run: Run, record):
     config, job = run.config, run.job
     record |= {
         "steps": config.steps,
-        "examples" if job.unit == "images" else job.unit: config.steps * job.units_per_step,
+        "examples" if job.unit != "tokens" else job.unit: config.steps * job.units_per_step,
         "wall_seconds": run.clock.seconds,
         "compile_seconds": run.compile_seconds,
         "protocol": getattr(job.valid[0], "protocol", {"kind": "every example once"}),
@@ -247,7 +247,7 @@ def finish(run: Run, record):
         if jax.process_index() == 0:
             plotted = {task.label(config): record["extrapolation"]}
             say(f"plot: {extrapolate.plot(plotted, run.workdir / 'extrapolation.png')}")
-    if job.unit == "images" and (config.eval.resolutions or config.eval.offsets):
+    if job.unit != "tokens" and (config.eval.resolutions or config.eval.offsets):
         sizes, offsets = config.eval.resolutions or (config.data.image_size,), config.eval.offsets or (0.0,)
         record["resolutions"] = evaluate.evaluate_resolutions(config, params, run.mesh, sizes, offsets)
     if config.eval.diagnostics:

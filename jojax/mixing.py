@@ -10,7 +10,8 @@ def mix(batch, key, mixup=0.0, cutmix=0.0, switch=0.5):
 
     mixup: λ·image + (1 − λ)·partner. cutmix: the partner's pixels in a box of sides √(1 − λ), cut at the rim, and λ set
     to the share of pixels that stay. Where both α are above 0: cutmix with probability `switch`.
-    batch: image [B, h, w, 3], label [B], … -> with other [B], the partner's label, and share [B], λ of the own one."""
+    batch: image [B, [frames,] h, w, 3], label [B], … -> with other [B], the partner's label, and share [B], λ of the
+    own one."""
     image = batch["image"]
     cutting, drawn, place = jax.random.split(key, 3)
     cut = jax.random.uniform(cutting) < (switch if mixup and cutmix else 1.0 if cutmix else 0.0)
@@ -30,7 +31,7 @@ def partner(x):
 def blended(image, cut, lam, at):
     """(image, λ) after cutmix where `cut`, else after mixup; at: the box's centre, in sides of the image, 0 … 1."""
     inside = jnp.ones((), bool)
-    for axis, n in enumerate(image.shape[1:3]):
+    for axis, n in enumerate(image.shape[-3:-1]):
         side = jnp.floor(n * jnp.sqrt(1 - lam)).astype(jnp.int32)
         centre = jnp.floor(n * at[axis]).astype(jnp.int32)
         site = jnp.arange(n)

@@ -25,7 +25,7 @@ ROWS, POINTS, LENGTH = 4, 64, 256
 def random_batch(job, length):
     """Rows without meaning, for a model before training."""
     rng = np.random.default_rng(0)
-    if job.unit == "images":
+    if job.unit != "tokens":
         image = rng.normal(size=(ROWS, *job.size, 3)).astype(np.float32)
         return {"image": image, "label": np.zeros(ROWS, int), "weight": np.ones(ROWS)}
     tokens = rng.integers(0, job.config.data.vocab, (ROWS, length))
@@ -158,7 +158,7 @@ def show(settings=None, *, workdir=None, length=0, block=-1, out=None):
     settings.model.remat = False  # a pass that is watched is not run twice
     job = task.make(settings)
     dims, bounded = job.model.spec.dims, job.model.encoding(parent=None).BOUNDED_LENGTH
-    if job.unit == "images" and length:
+    if job.unit != "tokens" and length:
         raise UserError(f"--length={length} is for language models; an image has the sites of its grid")
     if job.unit == "tokens" and bounded and length > dims.length:
         raise UserError(f"--length={length}: this encoding is a table of {dims.length} positions; give fewer")

@@ -202,7 +202,7 @@ class Images(Task):
 
     @property
     def size(self):
-        return image.image_size(self.config.data)
+        return build.frames_of(self.config) + image.image_size(self.config.data)
 
     def init(self, key):
         return self.model.init(key, jnp.zeros((1, *self.size, 3)))["params"]
@@ -211,7 +211,7 @@ class Images(Task):
         image = jax.random.normal(jax.random.key(0), (2, *self.size, 3))
         return self.exact.apply({"params": params}, image, rngs=evaluation_rngs())
 
-    def logits(self, params, batch, rngs=None, train=False, offset=(0.0, 0.0)):
+    def logits(self, params, batch, rngs=None, train=False, offset=0.0):
         """[B, classes]"""
         return self.apply(params, batch["image"], offset=offset, train=train, rngs=rngs)
 
@@ -276,8 +276,12 @@ class Images(Task):
         return source.open_source(data, data.valid_split), image.image_eval_transform(data)
 
     def eval_constants(self):
-        """The coordinate offset (y, x), in patches."""
-        return np.zeros(2, np.float32)
+        """The coordinate offset of every axis, in patches."""
+        return np.zeros(self.model.spec.dims.axes, np.float32)
+
+
+class Clips(Images):
+    unit = "clips"
 
 
 def evaluation_rngs():
@@ -292,7 +296,5 @@ def label(config):
 
 def make(config) -> Text | Images:
     source.check(config.data)
-    model = build.build(config)
-    if config.model.kind == "lm":
-        return (Probe if config.data.source == "probe" else Text)(config, model)
-    return Images(config, model)
+    text, images = Probe if config.data.source == "probe" else Text, Clips if config.data.get("frames") else Images
+    return (text if config.model.kind == "lm" else images)(config, build.build(config))

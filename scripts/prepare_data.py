@@ -1,4 +1,5 @@
-"""Make training data once, from what was downloaded: images as TFDS ArrayRecord files, text as token shards.
+"""Make training data once, from what was downloaded: images as TFDS ArrayRecord files, text as token shards, folders
+of frames by their lists.
 
     python scripts/prepare_data.py cifar100 cifar-100-binary.tar.gz --out data
     python scripts/prepare_data.py wikipedia enwiki-20231101-pages-articles-multistream.xml.bz2 --out data/wikipedia
@@ -16,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for the workers too
 
 from jojax.errors import UserError  # noqa: E402 — the repository's own package, installed or not
-from scripts.prepare import eltec, imagenet, images, records, shards, texts, wikipedia, work  # noqa: E402
+from scripts.prepare import eltec, imagenet, images, records, shards, texts, ucf101, wikipedia, work  # noqa: E402
 
 HUB = "parquet (train-*.parquet, test-*.parquet of the hub)"
 IMAGES = {
@@ -58,21 +59,27 @@ TEXTS = {
         for name, where in ROWS.items()
     },
 }
+FILES = {
+    "eltec_eng": ("the folder level1 of ELTeC-eng; gives .jsonl.xz", eltec.prepare),
+    "ucf101": ("a folder of ucfTrainTestlist/ and <class>/<video>/<frame>.jpg; gives links to these", ucf101.prepare),
+}
 
 
 def parse(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="name", required=True, metavar="DATASET")
     helps = {n: h for n, (_, h, _) in IMAGES.items()} | {n: h for n, (h, _) in TEXTS.items()}
-    for name, told in (helps | {"eltec_eng": "the folder level1 of ELTeC-eng; gives .jsonl.xz"}).items():
+    for name, told in (helps | {n: h for n, (h, _) in FILES.items()}).items():
         command = commands.add_parser(name, help=told)
         command.add_argument("source", type=pathlib.Path, help=told)
-        out = "data.path" if name in IMAGES or name in TEXTS else "the folder of the files"
+        out = "the folder of the files" if name == "eltec_eng" else "data.path"
         command.add_argument("--out", type=pathlib.Path, required=True, help=f"where the result goes: {out} of configs")
         command.add_argument("--max-bad", type=float, default=0.001, help="share of bad members that fails (0.001)")
         command.add_argument("--verify", action="store_true", help="read the finished files and check their SHA-256")
         command.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
         command.add_argument("--shard-mb", type=float, default=256.0, help="size of a shard in MB (256)")
+        if name == "ucf101":
+            command.add_argument("--list", type=int, default=1, choices=(1, 2, 3), help="which official lists (1)")
         if name in TEXTS:
             command.add_argument(
                 "--tokenizer",
@@ -89,8 +96,8 @@ def parse(argv=None):
 
 
 def run(args):
-    if args.name == "eltec_eng":
-        for line in eltec.prepare(args.out, args.source, args):
+    if args.name in FILES:
+        for line in FILES[args.name][1](args.out, args.source, args):
             print(line)
         return
     if args.name in IMAGES:

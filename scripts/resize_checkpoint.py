@@ -20,7 +20,7 @@ from jojax.errors import UserError  # noqa: E402
 def resize(workdir, resolution, out):
     """-> the step of the checkpoint. UserError: no run there, not of images, no whole number of patches."""
     _, config, job, params, _ = evaluate.restore(workdir)
-    if job.unit != "images":
+    if job.unit == "tokens":
         raise UserError(f"{workdir} is a run of {job.unit}: only vision models have a resolution")
     other = evaluate.at_resolution(config, resolution)
     fitted = evaluate.resized(config, params, job.model.spec.dims.grid, other.model.spec.dims.grid)

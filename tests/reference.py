@@ -6,6 +6,8 @@ parameters) of the block before it, None in the first. It returns A [L, G, D, D]
 the bias [H, L, L] or 0. Nothing of jojax is used.
 """
 
+import itertools
+
 import numpy as np
 from scipy.linalg import expm
 from scipy.special import erf
@@ -78,10 +80,12 @@ def forward(params, tokens, encode, depth, begin=lambda x: x):
 
 
 def vit(params, image, encode, depth, patch, begin=lambda x: x):
-    """Logits [classes] of the vision transformer; image [height, width, 3]. A class token where there is a "cls"."""
-    (h, w), kernel = patch, params["patches"]["kernel"]
-    corners = [(y, x) for y in range(0, image.shape[0], h) for x in range(0, image.shape[1], w)]
-    x = np.array([np.tensordot(image[y : y + h, x : x + w], kernel, 3) for y, x in corners]) + params["patches"]["bias"]
+    """Logits [classes] of the vision transformer; image [[frames,] height, width, 3]. A class token where there is a
+    "cls"."""
+    kernel = params["patches"]["kernel"]
+    corners = itertools.product(*(range(0, n, side) for n, side in zip(image.shape[:-1], patch, strict=True)))
+    boxes = (tuple(slice(at, at + side) for at, side in zip(corner, patch, strict=True)) for corner in corners)
+    x = np.array([np.tensordot(image[box], kernel, kernel.ndim - 1) for box in boxes]) + params["patches"]["bias"]
     if "cls" in params:
         x = np.concatenate([params["cls"][0], x])
     x = blocks(params, begin(x), encode, depth, causal=False)

@@ -44,14 +44,14 @@ def coordinates(o, pool, trained, offset, noise):
     return np.array([[scaled(o["coord"], site[a], grid[a], trained[a]) for a in (0, 1)] for site in at])
 
 
-def generator(o, p, a, g):
+def generator(o, p, a, g, axes=2, size=D):
     """A_a of a key head, [D, D]"""
-    out, b = np.zeros((D, D)), o["block"]
-    for j in range(D // b):
+    out, b = np.zeros((size, size)), o["block"]
+    for j in range(size // b):
         if o["name"] == "liere":
             own = np.triu(p["u"][a, g, j], 1)
         elif o["partition"] == "ap":
-            own = p["p"][g, j] * (j % 2 == a)
+            own = p["p"][g, j] * (j % axes == a)
         else:
             own = p["p"][g, j] * p["theta"][a, g if o["ld_theta"] == "head" else 0, j]
         out[j * b : (j + 1) * b, j * b : (j + 1) * b] = own - own.T

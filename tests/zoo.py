@@ -102,7 +102,7 @@ def lm_of(encoding, dtype="float64", dims=(), model=(), **spec):
 def vit_of(encoding, dtype="float64", dims=(), model=(), **spec):
     d = vit_dims(**dict(dims))
     s = Spec(dims=d, dtype=dtype, **spec)
-    return ViT(s, encodings.build(encoding, d, dtype), classes=7, patch=(2, 3), **dict(model))
+    return ViT(s, encodings.build(encoding, d, dtype), classes=7, **({"patch": (2, 3)} | dict(model)))
 
 
 @functools.cache

@@ -4,6 +4,7 @@ Every random function takes the generator of its example, so an augmented image 
 generator alone. Sizes are (height, width). Resizing is bicubic, antialiased (Pillow), on uint8.
 """
 
+import copy
 import io
 import math
 
@@ -115,6 +116,33 @@ def image_size(data_cfg):
     return size
 
 
+def clip_span(data_cfg):
+    """Frames of the video from the first to the last of a clip; 0 where there are images."""
+    frames = data_cfg.get("frames", 0)
+    return frames and (frames - 1) * _stride(data_cfg) + 1
+
+
+def _stride(data_cfg):
+    return data_cfg.get("frame_stride", 0) or 1
+
+
+def _of_clip(transform, data_cfg):
+    """The transform of an image as that of a clip, where data.frames asks for one: of every data.frame_stride-th frame,
+    [frames, h, w, 3]. In training it starts anywhere, in evaluation it is the middle of the video; after the video's
+    end its last frame is repeated. All frames are augmented alike: each gets a copy of the generator."""
+    span, stride = clip_span(data_cfg), _stride(data_cfg)
+
+    def of_clip(example, *rng):
+        video = example["image"]
+        spare = max(0, len(video) - span)
+        first = rng[0].integers(spare + 1) if rng else spare // 2
+        frames = (video[min(k, len(video) - 1)] for k in range(first, first + span, stride))
+        rows = [transform(example | {"image": frame}, *copy.deepcopy(rng)) for frame in frames]
+        return rows[0] | {"image": np.stack([row["image"] for row in rows])}
+
+    return of_clip if span else transform
+
+
 def _settings(data_cfg):
     """(size, crop, ratio, mean, std) of a data config, checked."""
     crop = data_cfg.get("crop", "none")
@@ -137,7 +165,7 @@ def image_train_transform(data_cfg):
     Args:
       data_cfg: mapping with image_size (int or (h, w)) and, optionally, crop ('none', 'pad4', 'inception',
         'cover'; default none: a plain resize), flip (bool, default False), augment (augment.Options; after
-        crop and flip, erasing after normalising), mean and std (default 0.5).
+        crop and flip, erasing after normalising), mean and std (default 0.5), frames and frame_stride (clips).
 
     Returns:
       A function of {'image': uint8 [H, W, 3], 'label': int} and a np.random.Generator that returns
@@ -165,7 +193,7 @@ def image_train_transform(data_cfg):
         image = normalise(augment(image, opts, fill, rng), mean, std)
         return _row(rub_out(image, opts, rng), example["label"])
 
-    return transform
+    return _of_clip(transform, data_cfg)
 
 
 def image_eval_transform(data_cfg):
@@ -185,7 +213,7 @@ def image_eval_transform(data_cfg):
             image = resize(example["image"], size)
         return _row(normalise(image, mean, std), example["label"])
 
-    return transform
+    return _of_clip(transform, data_cfg)
 
 
 def _row(image, label):

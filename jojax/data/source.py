@@ -1,23 +1,21 @@
 """Random-access sources of a split: len(source), source[i]; made by open_source.
 
 Image sources give {'image': uint8 [H, W, 3], 'label': int} and know `classes`, the number of classes;
-text sources give documents (jojax.data.documents).
+of clips (data.frames) the image is a Video (jojax.data.folder); text sources give documents (jojax.data.documents).
 """
 
 import json
-import logging
 import pathlib
 from typing import Any
 
 import numpy as np
 
 from jojax.data.documents import open_documents
-from jojax.data.image import decode
+from jojax.data.folder import FolderImages, FolderVideos, find_split
+from jojax.data.image import clip_span, decode
 from jojax.errors import UserError
 
-log = logging.getLogger(__name__)
 SOURCES = ("fashion_mnist", "tfds", "folder", "text", "wikipedia_excerpt", "tokens", "probe")
-HELD_OUT = ("valid", "validation", "val", "test")  # 'valid' means the first of these that a data set has
 FASHION = pathlib.Path(__file__).parent / "embedded" / "fashion_mnist.npz"
 MEMORY = 1 << 30  # decoded images of one size are kept in memory where all of a split fit in 1 GiB
 
@@ -41,6 +39,11 @@ def check(data_cfg):
                 f"data.{key} = {data_cfg[key]!r} would not be read: data.source = {data_cfg['source']!r} has "
                 f"other data; set data.source to {others}"
             )
+    frames, stride = data_cfg.get("frames", 0), data_cfg.get("frame_stride", 0)
+    if frames and data_cfg.get("source") != "folder":
+        raise UserError(f"data.frames = {frames} would not be read: clips are of data.source = 'folder'")
+    if stride and frames < 2:
+        raise UserError(f"data.frame_stride = {stride} does nothing here: it is for data.frames = 2 or more")
 
 
 def open_source(data_cfg, split):
@@ -64,7 +67,8 @@ def open_source(data_cfg, split):
     elif kind == "tfds":
         source = TfdsImages(_path(data_cfg), data_cfg.get("name"), split)
     elif kind == "folder":
-        source = FolderImages(_path(data_cfg), split)
+        span = clip_span(data_cfg)
+        source = FolderVideos(_path(data_cfg), split, span) if span else FolderImages(_path(data_cfg), split)
     else:
         raise UserError(f"data.source is {kind!r}: choose one of {', '.join(SOURCES)}")
     wanted = data_cfg.get("classes")
@@ -77,17 +81,6 @@ def _path(data_cfg):
     if not data_cfg.get("path"):
         raise UserError(f"data.path is not set: data.source = {data_cfg['source']!r} needs a folder")
     return pathlib.Path(data_cfg["path"]).expanduser()
-
-
-def find_split(wanted, available, place):
-    """The name, among those available, of the split wanted."""
-    if wanted in available:
-        return wanted
-    if wanted == "valid":
-        held_out = [name for name in HELD_OUT if name in available]
-        if held_out:
-            return held_out[0]
-    raise UserError(f"{place} has no split {wanted!r}: it has {', '.join(sorted(available)) or 'none'}")
 
 
 class FashionMnist:
@@ -111,65 +104,6 @@ class FashionMnist:
 
     def __repr__(self):
         return "Fashion-MNIST"
-
-
-class FolderImages:
-    """Images as <path>/<split>/<class>/*.{jpg,jpeg,png}, any case of the ending.
-
-    The label is the rank of the class among the sorted folder names of the train split (of this split,
-    where there is no train), so that a held-out split without some class keeps its labels.
-    """
-
-    SUFFIXES = (".jpg", ".jpeg", ".png")
-
-    def __init__(self, path, split):
-        if not path.is_dir():
-            raise UserError(f"{path} is no folder: data.path must hold <split>/<class>/*.JPEG")
-        splits = subfolders(path)
-        self._folder = path / find_split(split, splits, path)
-        here = subfolders(self._folder)
-        names = subfolders(path / "train") if "train" in splits else here
-        if not here:
-            raise UserError(f"{self._folder} has no class folders: put each image into a folder named like its class")
-        unknown = sorted(set(here) - set(names))
-        if unknown:
-            raise UserError(f"{self._folder} has a class {unknown[0]!r} that {path / 'train'} has not")
-        self.classes = len(names)
-        listed = {name: self._list(name) for name in here}
-        empty = [name for name in here if not listed[name]]
-        if empty and here == names:
-            raise UserError(f"{self._folder / empty[0]} holds no image: remove that class, or put its images there")
-        files = [(file, label) for label, name in enumerate(names) for file in listed.get(name, ())]
-        if not files:
-            raise UserError(f"{self._folder} holds no image named {', '.join('*' + s for s in self.SUFFIXES)}")
-        self._files = [name for name, _ in files]
-        self._labels = np.array([label for _, label in files], np.int32)
-
-    def _list(self, name):
-        inside = sorted(p for p in (self._folder / name).iterdir() if not p.name.startswith("."))
-        other = [p for p in inside if p.suffix.lower() not in self.SUFFIXES]
-        if other:
-            log.warning("%s: %d entries that are no images are left out, the first is %s", name, len(other), other[0])
-        return [f"{name}/{p.name}" for p in inside if p.suffix.lower() in self.SUFFIXES]
-
-    def __len__(self):
-        return len(self._files)
-
-    def __getitem__(self, index):
-        file = self._folder / self._files[index]
-        try:
-            data = file.read_bytes()
-        except OSError as error:
-            raise UserError(f"{file} can't be read ({error})") from error
-        return {"image": decode(data, str(file)), "label": int(self._labels[index])}
-
-    def __repr__(self):
-        return str(self._folder)
-
-
-def subfolders(path):
-    """Their names, sorted; hidden ones are none."""
-    return sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
 class TfdsImages:

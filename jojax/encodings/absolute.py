@@ -32,7 +32,7 @@ class Absolute(Encoding):
     def check(self):
         super().check()
         axes, C = self.dims.axes, self.dims.width
-        if self.kind != "learned" and (self.kind == "sincos2d") != (axes == 2):
+        if axes != {"sinusoidal": 1, "sincos2d": 2}.get(self.kind, axes):
             raise UserError(f"encoding.kind = {self.kind!r} does not fit coordinates with {axes} axes")
         if self.kind != "learned" and C % (2 * axes):
             raise UserError(f"model.width = {C}: {self.kind} needs a multiple of {2 * axes}")

@@ -29,8 +29,10 @@ class ApeGrid(Places):
     RELATIVE = False
 
     def check(self):
-        if len(self.dims.grid) != 2:
-            raise UserError("encoding ape_grid is a table over an image: for text use absolute with kind = 'learned'")
+        if not self.dims.grid:
+            raise UserError(
+                "encoding ape_grid is a table over an image or clip: for text use absolute with kind = 'learned'"
+            )
         super().check()
 
     @nn.compact
@@ -43,7 +45,9 @@ class ApeGrid(Places):
         table = self.param("table", nn.initializers.normal(self.init_std), (*grid, self.dims.width)).astype(u.dtype)
         cells = ((u[..., a] * n - 0.5).clip(0, n - 1)[..., None] for a, n in enumerate(grid))
         weights = (jnp.maximum(0, 1 - jnp.abs(at - jnp.arange(n))) for at, n in zip(cells, grid, strict=True))
-        added = jnp.einsum("bly,blx,yxc->blc", *weights, table, precision=lax.Precision.HIGHEST)
+        axes = "tyx"[-len(grid) :]
+        form = ",".join([*(f"bl{a}" for a in axes), f"{axes}c->blc"])
+        added = jnp.einsum(form, *weights, table, precision=lax.Precision.HIGHEST)
         if token is None and placed is not None:
             added = jnp.where(placed, added, 0)
         return x + added.astype(x.dtype), None, None

@@ -55,6 +55,8 @@ class ComRoPE(Spatial):
                 f"encoding.block = {self.block} with partition = {self.partition!r}: needs blocks of 2 or more and "
                 f"model.head_dim = {D} divisible by {unit}"
             )
+        if self.angle_init == "spectrum" and self.partition == "ld" and self.dims.axes != 2:
+            raise UserError("encoding.angle_init = 'spectrum' with partition = 'ld' is RoPE-Mixed's: it is for images")
 
     def idle(self):
         idle = super().idle()

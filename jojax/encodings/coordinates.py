@@ -12,7 +12,7 @@ that act on differences cannot tell.
 
 `perturb_sigma` σ adds N(0, (σ · perturb_scale)²) patches to each coordinate in training, cut to the patch: 'clamp'
 moves what is outside to its border (ComRoPE's code, scale ½), 'truncnorm' draws from inside (its equation 11, scale 1).
-One draw for a whole batch, as in the code, or one an image (`perturb_per_sample`).
+One draw for a whole batch, as in the code, or one an image (`perturb_per_sample`). The frames of a clip are not moved.
 """
 
 from typing import ClassVar
@@ -62,13 +62,15 @@ class Places(Encoding):
         """Perturbation of this step in patches, [1 or B, L, A], or None; to be drawn once, in `begin`."""
         if not (self.perturb_sigma and ctx.train):
             return None
-        shape = ctx.position.shape if self.perturb_per_sample else (1, *ctx.position.shape[1:])
+        B, L, axes = ctx.position.shape
+        shape = (B if self.perturb_per_sample else 1, L, 2)
         sigma, dtype = self.perturb_sigma * self.perturb_scale, ctx.position.dtype
         if self.perturb_mode == "clamp":
             drawn = (sigma * jax.random.normal(self.make_rng("encoding"), shape, dtype)).clip(-0.5, 0.5)
         else:
             edge = 0.5 / sigma
             drawn = sigma * jax.random.truncated_normal(self.make_rng("encoding"), -edge, edge, shape, dtype)
+        drawn = jnp.pad(drawn, ((0, 0), (0, 0), (axes - 2, 0)))  # frames stay in their place
         return drawn if ctx.placed is None else jnp.where(ctx.placed[: shape[0], :, None], drawn, 0)
 
     def one_image(self, ctx):

@@ -39,7 +39,7 @@ def fold(encoding, params):
     made = {
         "name": "rope",
         "transport": encoding.transport,
-        "form": {1: "1d", 2: "mixed"}[speeds.shape[2]],
+        "form": "1d" if speeds.shape[2] == 1 else "mixed",
         "pairing": "interleaved",
         "learned": True,
         "freq_init": "normal",

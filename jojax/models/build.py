@@ -34,8 +34,21 @@ def dims_of(config) -> Dims:
     )
     if m.kind == "lm":
         return Dims(**common, vocab=config.data.vocab, length=config.data.length)
-    grid = grid_of(pair(config.data.image_size), pair(m.patch))
-    return Dims(**common, axes=2, grid=grid, causal=False)
+    grid = grid_of(frames_of(config) + pair(config.data.image_size), patch_of(config))
+    return Dims(**common, axes=len(grid), grid=grid, causal=False)
+
+
+def frames_of(config) -> tuple[int, ...]:
+    """(data.frames,) of clips, () of images."""
+    return (config.data.frames,) if config.data.get("frames") else ()
+
+
+def patch_of(config) -> tuple[int, ...]:
+    """Sides of a patch along every axis of the grid."""
+    time, clips = config.model.get("patch_frames"), frames_of(config)
+    if time and not clips:
+        raise UserError(f"model.patch_frames = {time} does nothing here: it is for clips (data.frames)")
+    return ((time or 1,) if clips else ()) + pair(config.model.patch)
 
 
 def matching_width(m, dims: Dims) -> int:
@@ -76,7 +89,7 @@ def build(config) -> LM | ViT:
         spec,
         encoding,
         classes=config.data.classes,
-        patch=pair(m.patch),
+        patch=patch_of(config),
         pool=m.pool,
         drop_path=m.drop_path,
         scan=m.scan,

@@ -1,4 +1,5 @@
-"""The vision transformer: patches → blocks → class token or average → head. Grids need not be square."""
+"""The vision transformer: patches → blocks → class token or average → head. Grids need not be square. Patches of three
+sides (frames, height, width) make it one of video."""
 
 from collections.abc import Callable
 
@@ -13,38 +14,40 @@ from jojax.models.attention import Sites
 from jojax.models.block import Spec
 
 
-def grid_of(image_shape, patch):
-    """(height, width) in patches; UserError where the image is no whole number of patches."""
-    (H, W), (h, w) = image_shape, patch
-    if H % h or W % w:
-        raise UserError(f"an image of {H}×{W} has no whole number of {h}×{w} patches: change model.patch or the size")
-    return H // h, W // w
+def grid_of(shape, patch):
+    """([frames,] height, width) in patches; UserError where the image or clip is no whole number of patches."""
+    if any(n % side for n, side in zip(shape, patch, strict=True)):
+        what, sides = ("×".join(map(str, sizes)) for sizes in (shape, patch))
+        kind = "an image" if len(patch) == 2 else "a clip"
+        raise UserError(f"{kind} of {what} has no whole number of {sides} patches: change model.patch or the size")
+    return tuple(n // side for n, side in zip(shape, patch, strict=True))
 
 
 class ViT(nn.Module):
     spec: Spec
     encoding: Callable
     classes: int
-    patch: tuple[int, int] = (16, 16)
+    patch: tuple[int, ...] = (16, 16)
     pool: str = "cls"  # cls | mean
     drop_path: float = 0.0
     scan: bool = True
     remat: bool = False
 
     @nn.compact
-    def __call__(self, image, *, offset=(0.0, 0.0), train=False):
-        """image [B, height, width, 3]; offset (y, x) added to all coordinates, in patches. -> logits [B, classes]."""
+    def __call__(self, image, *, offset=0.0, train=False):
+        """image [B, [frames,] height, width, 3]; offset, a number or one an axis, added to all coordinates, in patches.
+        -> logits [B, classes]."""
         spec = self.spec
         if self.pool not in ("cls", "mean"):
             raise UserError(f"model.pool = {self.pool!r}: choose from cls, mean")
-        grid = grid_of(image.shape[1:3], self.patch)
+        grid = grid_of(image.shape[1:-1], self.patch)
         B, C = image.shape[0], spec.dims.width
         init = nn.initializers.normal(spec.init_std)
         x = nn.Conv(C, self.patch, self.patch, padding="VALID", dtype=spec.dtype, kernel_init=init, name="patches")(
             image.astype(spec.dtype)
         )
         x = x.reshape(B, -1, C)
-        position = jnp.stack(jnp.meshgrid(*map(jnp.arange, grid), indexing="ij"), -1).reshape(-1, 2)
+        position = jnp.stack(jnp.meshgrid(*map(jnp.arange, grid), indexing="ij"), -1).reshape(-1, len(grid))
         position = position.astype(wide(spec.dtype)) + jnp.asarray(offset, wide(spec.dtype))
         placed = None
         if self.pool == "cls":
@@ -54,7 +57,7 @@ class ViT(nn.Module):
             placed = jnp.broadcast_to(jnp.arange(x.shape[1]) > 0, x.shape[:2])
         L = x.shape[1]
         ctx = Context(
-            position=jnp.broadcast_to(position, (B, L, 2)),
+            position=jnp.broadcast_to(position, (B, *position.shape)),
             restart=jnp.broadcast_to(jnp.arange(L) == 0, (B, L)),
             segment=jnp.broadcast_to(jnp.arange(B)[:, None], (B, L)),
             placed=placed,

@@ -8,7 +8,7 @@ import io
 import sys
 import tarfile
 
-from jojax.data.source import subfolders
+from jojax.data.folder import subfolders
 from jojax.errors import UserError
 from scripts.prepare.files import image_rows, parquet_files, parquet_names, parquet_rows
 from scripts.prepare.images import Source
