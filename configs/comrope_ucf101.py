@@ -31,13 +31,8 @@ def get_config(arg=None):
     c.data.update(frames=8, frame_stride=2, crop_ratio=1 / 1.1)
     c.model.update(width=384, depth=8, heads=8, patch=16)
     c.batch_size, c.dtype = 768, "bfloat16"
-    epoch = VIDEOS / c.batch_size
-    c.steps = round(80 * epoch)
-    c.optim.update(lr=1.2e-4, weight_decay=0.01, warmup_steps=round(0.02 * c.steps))
-    c.eval.every_steps, c.checkpoint.every_steps, c.log.every_steps = round(10 * epoch), round(epoch), 10
-    c.eval.batch_size = 64
-    c.eval.resolutions = comrope_vitb.RESOLUTIONS
-    return comrope_vitb.finish(c, arg)
+    c.log.every_steps, c.eval.batch_size = 10, 64
+    return comrope_vitb.finish(c, arg, examples=VIDEOS, epochs=80, lr=1.2e-4)
 
 
 sweep = comrope_vitb.sweep

@@ -30,17 +30,17 @@ def get_config(arg=None):
     c.data.update(valid_split="val", name="imagenet2012", crop_ratio=1 / 1.1)
     c.model.update(width=768, depth=12, heads=12, patch=16)
     c.batch_size, c.dtype = 6144, "bfloat16"
-    epoch = IMAGES / c.batch_size
-    c.steps = round(200 * epoch)
-    c.optim.update(lr=1e-3, weight_decay=0.01, warmup_steps=round(0.02 * c.steps))
-    c.eval.every_steps, c.checkpoint.every_steps, c.log.every_steps = round(10 * epoch), round(epoch), 50
     c.eval.batch_size = 256
+    return finish(c, arg, examples=IMAGES, epochs=200, lr=1e-3)
+
+
+def finish(c, arg, examples, epochs, lr):
+    """The authors' schedule, and the encoding as they compare it."""
+    epoch = examples / c.batch_size
+    c.steps = round(epochs * epoch)
+    c.optim.update(lr=lr, weight_decay=0.01, warmup_steps=round(0.02 * c.steps))
+    c.eval.every_steps, c.checkpoint.every_steps = round(10 * epoch), round(epoch)
     c.eval.resolutions = RESOLUTIONS
-    return finish(c, arg)
-
-
-def finish(c, arg):
-    """With the encoding as the authors compare it."""
     if arg.smoke:
         c.steps, c.optim.warmup_steps, c.batch_size, c.eval.batch_size, c.eval.resolutions = 3, 1, 8, 8, (112,)
     c = common.finish(c, arg, "comrope_ld")

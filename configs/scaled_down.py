@@ -45,8 +45,7 @@ def novels(arg):
     c.model.update(width=128, depth=2, heads=4)
     c.steps, c.batch_size = 1500, 16
     c.optim.lr, c.optim.warmup_steps = arg.lr or CHOSEN.get(arg.encoding, 1.5e-3), 100
-    recurrent = arg.encoding == "recurrence"
-    c.optim.encoding_lr = 0.1 if not recurrent and common.content_angles(arg.encoding or "jo_projected") else 1.0
+    c.optim.encoding_lr = 0.1 if common.content_angles(arg.encoding or "jo_projected") else 1.0
     c.log.every_steps, c.checkpoint.every_steps = 50, 250
     c.eval.document_tokens, c.eval.lengths = 32_768, (256, 512, 1024, 2048, 4096, 8192)
     return c
@@ -91,10 +90,12 @@ def wikipedia(arg):
 
 def plane(arg):
     """On the novels; encoding=recurrence has a gated linear recurrence in attention's place."""
+    recurrent = arg.encoding == "recurrence"
+    if recurrent:
+        arg.encoding = "none"
     c = novels(arg)
     c.steps, c.eval.lengths, c.eval.document_tokens, c.data.length = 1000, (), 8192, 128
-    if arg.encoding == "recurrence":
-        c.model.mixer, arg.encoding = "recurrence", "none"
+    c.model.mixer = "recurrence" if recurrent else "attention"
     return c
 
 

@@ -34,10 +34,15 @@ def watch(job, params, batch):
         jax.debug.callback(keep, args[-1], journey, ordered=True)
         return journey
 
+    forward(job, params, batch, look)
+    return [jax.tree.map(jnp.asarray, placed(*pair)) for pair in seen]
+
+
+def forward(job, params, batch, look):
+    """A pass without training, all methods through `look` (flax's interceptor), whose callbacks are done after it."""
     with nn.intercept_methods(look):
         jax.block_until_ready(jax.jit(lambda *given: job.loss(*given, None, False)[0])(params, batch))
     jax.effects_barrier()
-    return [jax.tree.map(jnp.asarray, placed(*pair)) for pair in seen]
 
 
 def held_out_batch(job, length, most):
@@ -73,6 +78,11 @@ def distances(ctx, causal):
 def often(d):
     """[n]: the distances that enough pairs have."""
     return np.flatnonzero(np.bincount(d[d >= 0]) >= len(d) / 4)
+
+
+def some_of(x, most):
+    """At most so many of ascending numbers, the near ones closer together."""
+    return np.unique(x[np.geomspace(1, len(x), min(most, len(x))).round().astype(int) - 1])
 
 
 def by_distance(table, d):
@@ -117,15 +127,20 @@ def bias(journey, ctx, causal):
     return None if total is None else (total - jnp.diagonal(total, axis1=-2, axis2=-1)[..., None]).mean(0)
 
 
+def sent(journey, ctx):
+    """Random unit vectors in the value frame of every site, [PROBES, B, L, G, D], and the way home for their like."""
+    v = np.random.default_rng(0).normal(size=(PROBES, ctx.k.shape[-1]))
+    v = probes(jnp.asarray(v / np.linalg.norm(v, axis=-1, keepdims=True)), ctx)
+    home = jax.vmap(journey.value_frame.invert) if journey.restore else lambda y: y
+    return jax.vmap(journey.value_frame.apply)(v), home
+
+
 def of_values(journey, ctx, d, points):
     """‖mean P_{j→k} v‖ at the distances `points`, root of the mean square over unit vectors v: [2, heads, points].
 
     First of the mean over all pairs at a distance (1 = whatever lies there, it turns v alike); then of the mean over
     the sites that a query has up to a distance, for the queries that have all of them, root of their mean square."""
-    v = np.random.default_rng(0).normal(size=(PROBES, ctx.k.shape[-1]))
-    v = probes(jnp.asarray(v / np.linalg.norm(v, axis=-1, keepdims=True)), ctx)
-    away, home = jax.vmap(journey.value_frame.apply)(v), jax.vmap(journey.value_frame.invert)
-    home = home if journey.restore else lambda y: y
+    away, home = sent(journey, ctx)
     d, far = jnp.asarray(d), jnp.asarray(d.max(1))
 
     def at(n):

@@ -15,6 +15,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from jax import lax
 
 from jojax import coherence
@@ -56,8 +57,7 @@ def block(job, params, number, pair, trained):
     if trained and journey.frame is not None:
         found["steps"] = steps(journey.frame, ctx)
     if journey.value_frame is not None:
-        x = coherence.often(d)
-        x = np.unique(x[np.geomspace(1, len(x), min(POINTS, len(x))).round().astype(int) - 1])
+        x = coherence.some_of(coherence.often(d), POINTS)
         alike = turned_alike(journey, ctx, x) if trained else coherence.of_values(journey, ctx, d, x)[0]
         found["values"] = {"distance": x, "alike": np.round(alike, 5)}
     return found
@@ -65,16 +65,11 @@ def block(job, params, number, pair, trained):
 
 def turned_alike(journey, ctx, points):
     """The first of `coherence.of_values`, in a row where site k has one other at distance n: k − n. [heads, points]"""
-    v = np.random.default_rng(0).normal(size=(coherence.PROBES, ctx.k.shape[-1]))
-    v = coherence.probes(jnp.asarray(v / np.linalg.norm(v, axis=-1, keepdims=True)), ctx)
-    away, home = jax.vmap(journey.value_frame.apply)(v), jax.vmap(journey.value_frame.invert)
-    L = ctx.k.shape[1]
+    (away, home), L = coherence.sent(journey, ctx), ctx.k.shape[1]
 
     def at(n):
-        sent = jnp.roll(away, n, axis=2)
-        arrived = home(sent) if journey.restore else sent
         there = (jnp.arange(L) >= n)[:, None, None]
-        mean = jnp.where(there, arrived, 0).sum(2).mean(1) / (L - n)
+        mean = jnp.where(there, home(jnp.roll(away, n, axis=2)), 0).sum(2).mean(1) / (L - n)
         return jnp.sqrt((mean**2).sum(-1).mean(0))
 
     return np.asarray(jax.jit(lambda points: lax.map(at, points))(jnp.asarray(points))).T
@@ -96,17 +91,14 @@ def weights(job, params, number, ctx, journey):
 @functools.partial(jax.jit, static_argnames=("eps", "causal"))
 def _weights(ctx, journey, gains, eps, causal):
     def norm(*qk):
-        rms = (jnp.sqrt((t**2).mean(-1, keepdims=True) + eps) for t in qk)
-        return tuple(t / size * gain for t, size, gain in zip(qk, rms, gains, strict=True))
+        rms = nn.RMSNorm(epsilon=eps)
+        return tuple(rms.apply({"params": {"scale": gain}}, t) for t, gain in zip(qk, gains, strict=True))
 
     B, L, G, _ = ctx.k.shape
     q, k = (t.astype(wide(t.dtype)) for t in (ctx.q, ctx.k))
     one_hot = jnp.broadcast_to(jnp.eye(L, dtype=k.dtype)[:, None], (B, L, G, L))
-    q, k, v, home = attention.transport(journey, q, k, one_hot, ctx.placed, norm if gains else None)
-    sites = attention.Sites(jnp.arange(k.shape[1]), ctx.segment)
-    more: dict = dict(causal=causal, scale=attention.scale_of(journey, ctx.q.shape[-1]), edge=journey.edge)
-    key = None if journey.edge is None else journey.edge.key
-    return jnp.moveaxis(home(attention.xla(q, k, v, sites, sites, edge_key=key, **more)), 1, 2)
+    more: dict = dict(causal=causal, norm=norm if gains else None, implementation="xla")
+    return jnp.moveaxis(attention.journey_attention(q, k, one_hot, journey, ctx, **more), 1, 2)
 
 
 def steps(frame, ctx):

@@ -45,21 +45,23 @@ def evaluate_split(job: task.Task, params, mesh, *, source=None, offset=None):
 def evaluate_probe(job, params, mesh, lengths):
     """Answers of a probe (task.Probe) in rows of every length. -> {protocol, lengths: {length: {loss, accuracy, whole,
     scored}}}; `whole`: the share of rows without a wrong answer."""
-    lengths, refused = extrapolate.within(job, lengths)
+    sets, refused = extrapolate.window_sets(job, lengths)
     found, protocol = {}, {"training_length": job.config.data.length, "refused": refused}
-    for n in lengths:
-        values, scored = evaluate_split(job, params, mesh, source=(job.rows("valid", n), None))
+    for n, rows in sets.items():
+        values, scored = evaluate_split(job, params, mesh, source=(rows, None))
         found[str(n)] = values | {"scored": scored}
         say(f"length {n:>7,}: accuracy {values['accuracy']:.4f}, whole rows {values['whole']:.4f}")
-    return {"protocol": protocol | {"probe": job.config.data.name, "lengths": lengths}, "lengths": found}
+    return {"protocol": protocol | {"probe": job.config.data.name, "lengths": list(sets)}, "lengths": found}
 
 
-def evaluate_resolutions(config, params, mesh, resolutions, offsets=(0.0,)):
+def evaluate_resolutions(config, params, mesh, resolutions=(), offsets=()):
     """Top-1 of a vision model at other image sizes (int or (height, width)) and coordinate offsets in patches (number
     or one an axis), zero-shot: nothing is fine-tuned. Tables that depend on the grid are resized by the encoding.
+    Without sizes at that of training, without offsets at none.
 
     -> {protocol, rows: [{resolution, offset, …metrics, scored}]}. UserError: a size that is no whole number of
     patches, or an offset for an encoding that is a table and has no answer outside it."""
+    resolutions, offsets = resolutions or (config.data.image_size,), offsets or (0.0,)
     old, rows = task.make(config), []
     check_offsets(old, offsets)
     for resolution in resolutions:
@@ -182,10 +184,7 @@ def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=(), c
     if fold:
         job, params = folded(job, params, mesh)
         config, changed = job.config, job.config.encoding.to_dict()
-    probe = isinstance(job, task.Probe)
-    if probe and stride:
-        raise UserError("--stride slides windows over text; a probe has rows of its own")
-    if lengths and not probe:
+    if lengths:
         extrapolate.window_sets(job, lengths, stride)  # what does not fit is told before the long passes
     for resolution in resolutions:
         at_resolution(config, resolution)
@@ -193,7 +192,7 @@ def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=(), c
     say("valid:", "  ".join(f"{k} {v:.4f}" for k, v in values.items()), f" ({scored:,} {job.unit} scored)")
     note = {"protocol": {"encoding": changed}} if changed else {}
     found: dict[str, Any] = {f"evaluation{kind}": {**values, "scored": scored, **note}}
-    if probe and lengths:
+    if lengths and isinstance(job, task.Probe):
         add(found, result, f"probe{kind}", evaluate_probe(job, params, mesh, lengths), lengths, changed)
     elif lengths:
         scores = extrapolate.evaluate_lengths(job, params, mesh, lengths, stride=stride)
@@ -203,8 +202,7 @@ def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=(), c
             title = task.label(config) + suffix(changes)
             say("plot:", extrapolate.plot({title: scores}, Path(workdir) / f"{name}.png"))
     if resolutions or offsets:
-        sizes = resolutions or (config.data.image_size,)
-        scores = evaluate_resolutions(config, params, mesh, sizes, offsets or (0.0,))
+        scores = evaluate_resolutions(config, params, mesh, resolutions, offsets)
         asked = [*resolutions, *(f"offset{o:g}" for o in offsets)]
         add(found, result, f"resolutions{kind}", scores, asked, changed)
         for row in scores["rows"]:

@@ -22,18 +22,9 @@ BINS = 64  # of the loss by position
 
 
 def window_sets(job, lengths, stride=0):
-    """({length: windows of the valid split}, [lengths beyond the encoding's table]).
+    """({length: windows of the valid split, or a probe's rows}, [lengths beyond the encoding's table]).
 
     UserError: nothing is left to score, lengths that do not divide the largest, or no document is long enough."""
-    lengths, refused = within(job, lengths)
-    text, most = job.corpus("valid"), job.config.eval.document_tokens
-    if stride:
-        return {n: windows.sliding_windows(text, n, stride, most) for n in lengths}, refused
-    return windows.common_windows(text, lengths, most), refused
-
-
-def within(job, lengths):
-    """(lengths that the encoding has an answer for, those beyond its table). UserError: it has one for none."""
     trained = job.config.data.length
     bounded = job.model.encoding(parent=None).BOUNDED_LENGTH
     refused = sorted({n for n in lengths if bounded and n > trained})
@@ -43,7 +34,14 @@ def within(job, lengths):
             f"encoding {task.label(job.config)} is a table of {trained} positions and has no answer at {refused[0]}: "
             f"evaluate it at lengths up to {trained}"
         )
-    return lengths, refused
+    if isinstance(job, task.Probe):
+        if stride:
+            raise UserError("--stride slides windows over text; a probe has rows of its own")
+        return {n: job.rows("valid", n) for n in lengths}, refused
+    text, most = job.corpus("valid"), job.config.eval.document_tokens
+    if stride:
+        return {n: windows.sliding_windows(text, n, stride, most) for n in lengths}, refused
+    return windows.common_windows(text, lengths, most), refused
 
 
 def evaluate_lengths(job, params, mesh, lengths, *, stride=0):

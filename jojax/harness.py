@@ -96,7 +96,7 @@ class Harness(TemplateLM):
         size = [-(-(len(ids) - 1) // BUCKET) * BUCKET for ids, _ in rows]
         out, order = [(0.0, True)] * len(rows), sorted(range(len(rows)), key=lambda i: (size[i], i))
         while order:
-            L = min(size[order[0]], max(self.max_length, len(rows[order[0]][0]) - 1))
+            L = min(size[order[0]], self.max_length)
             chosen = [i for i in order[: self.batch_size] if size[i] == size[order[0]]]
             order = order[len(chosen) :]
             given = np.zeros((self.batch_size, L + 1), np.int32)

@@ -58,10 +58,7 @@ class Run(Parts):
 
     def check_evaluations(self):
         """UserError where the evaluations of the config do not fit the valid split or the model."""
-        if isinstance(self.job, task.Probe):
-            for length in self.config.eval.lengths:
-                self.job.rows("valid", length)
-        elif self.job.unit == "tokens" and self.config.eval.lengths:
+        if self.job.unit == "tokens" and self.config.eval.lengths:
             extrapolate.window_sets(self.job, self.config.eval.lengths)
         if self.job.unit != "tokens":
             for resolution in self.config.eval.resolutions:
@@ -248,8 +245,8 @@ def finish(run: Run, record):
             plotted = {task.label(config): record["extrapolation"]}
             say(f"plot: {extrapolate.plot(plotted, run.workdir / 'extrapolation.png')}")
     if job.unit != "tokens" and (config.eval.resolutions or config.eval.offsets):
-        sizes, offsets = config.eval.resolutions or (config.data.image_size,), config.eval.offsets or (0.0,)
-        record["resolutions"] = evaluate.evaluate_resolutions(config, params, run.mesh, sizes, offsets)
+        asked = config.eval.resolutions, config.eval.offsets
+        record["resolutions"] = evaluate.evaluate_resolutions(config, params, run.mesh, *asked)
     if config.eval.diagnostics:
         record["diagnostics"] = diagnostics.measure(job, jax.tree.map(extrapolate.gather, params))
     record["state"] = "finished"

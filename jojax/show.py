@@ -81,8 +81,7 @@ def draw_values(axis, journey, ctx, d):
     if journey.value_frame is None:
         axis.axhline(1, color="black")
         return say(axis, question, "all: values stay as they are", ylabel, (0, 1.1))
-    x = coherence.often(d)
-    x = np.unique(x[np.geomspace(1, len(x), min(POINTS, len(x))).round().astype(int) - 1])
+    x = coherence.some_of(coherence.often(d), POINTS)
     alike, up_to = coherence.of_values(journey, ctx, d, x)
     curves(axis, x, alike)
     curves(axis, x, up_to, "--")

@@ -21,7 +21,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -83,9 +82,7 @@ def of_recurrence(job, params, batch):
             jax.debug.callback(lambda x: inputs.append(np.array(x, float)), args[0], ordered=True)
         return following(*args, **kwargs)
 
-    with nn.intercept_methods(look):
-        jax.block_until_ready(jax.jit(lambda *given: job.loss(*given, None, False)[0])(params, batch))
-    jax.effects_barrier()
+    coherence.forward(job, params, batch, look)
     decay = params["blocks"]["recurrence"]["decay"]
     for number, x in enumerate(inputs):
         raw = np.einsum("blc,chd->blhd", x, decay["kernel"][number]) + decay["bias"][number]

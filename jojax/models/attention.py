@@ -48,11 +48,11 @@ def xla(q, k, v, query, key, *, causal, scale, edge=None, edge_key=None):
     return jnp.moveaxis(out, 3, 1).astype(v.dtype)
 
 
-def journey_attention(q, k, v, journey: Journey, ctx: Context, *, causal=True, implementation="auto"):
+def journey_attention(q, k, v, journey: Journey, ctx: Context, *, causal=True, norm=None, implementation="auto"):
     """c_k of the formula of `jojax.encodings.base`, for whole sequences: q [B, L, H, D], k [B, L, G, D], v [B, L, G, E]
-    -> [B, L, H, E]. Documents (`ctx.segment`) do not see each other."""
+    -> [B, L, H, E]. Documents (`ctx.segment`) do not see each other. `norm`: see `transport`."""
     scale, edge, sites = scale_of(journey, q.shape[-1]), journey.edge, Sites(jnp.arange(q.shape[1]), ctx.segment)
-    q, k, v, home = transport(journey, q, k, v, ctx.placed)
+    q, k, v, home = transport(journey, q, k, v, ctx.placed, norm)
     edge_key = None if edge is None else edge.key
     more = dict(causal=causal, scale=scale, edge=edge, edge_key=edge_key, implementation=implementation)
     return home(attend(q, k, v, sites, sites, **more))
