@@ -7,7 +7,7 @@ Table: none of the papers'. `table=` novels: length extrapolation (JoFormer, tab
     resolutions: ComRoPE's table 1; wikipedia: JoFormer's table 3; grape: GRAPE's tables 1 and 2; plane: the models
     of scripts/draw_plane.py
 Expected: nothing is published at this scale: what is found stands in results/; never in one table with a paper's rows
-Cost: 5 to 15 minutes a run on 2 CPU cores, about ten hours in all
+Cost: 2 to 15 minutes a run on 2 CPU cores, about six hours in all
 Arguments: table=NAME, encoding=NAME, lr=X (novels, rates), seed=N, smoke
 """
 
@@ -43,7 +43,7 @@ def novels(arg):
     paths = {f"{split}_path": f"data/eltec_eng_{split}.jsonl.xz" for split in ("train", "valid")}
     c = common.lm(source="text", **paths, length=256, vocab=2048)
     c.model.update(width=128, depth=2, heads=4)
-    c.steps, c.batch_size = 1500, 16
+    c.steps, c.batch_size = 1000, 16
     c.optim.lr, c.optim.warmup_steps = arg.lr or CHOSEN.get(arg.encoding, 1.5e-3), 100
     c.optim.encoding_lr = 0.1 if common.content_angles(arg.encoding or "jo_projected") else 1.0
     c.log.every_steps, c.checkpoint.every_steps = 50, 250
@@ -53,7 +53,7 @@ def novels(arg):
 
 def rates(arg):
     c = novels(arg)
-    c.steps, c.eval.lengths, c.eval.document_tokens = 500, (), 8192
+    c.steps, c.eval.lengths, c.eval.document_tokens = 333, (), 8192
     return c
 
 
@@ -61,9 +61,9 @@ def staged(arg):
     """The author's three rates and fresh moments, three times as high; the projected model takes over at the last."""
     c = novels(arg)
     c.optim.update(warmup_steps=0, schedule="constant")
-    first = {"steps": 750, "lr": 1.5e-3, "encoding_lr": 1.0, "encoding": {"preset": "jo_fixed", **preset("jo_fixed")}}
-    second = first | {"steps": 375, "lr": 6e-4, "reset_optimizer": True}
-    last = {"steps": 375, "lr": 1.5e-4, "encoding_lr": 1.0, "reset_optimizer": True}
+    first = {"steps": 500, "lr": 1.5e-3, "encoding_lr": 1.0, "encoding": {"preset": "jo_fixed", **preset("jo_fixed")}}
+    second = first | {"steps": 250, "lr": 6e-4, "reset_optimizer": True}
+    last = {"steps": 250, "lr": 1.5e-4, "encoding_lr": 1.0, "reset_optimizer": True}
     c.stages = (first, second, last)
     return c
 
@@ -73,7 +73,7 @@ def grape(arg):
     c = novels(arg)
     c.model.update(mlp="swiglu", mlp_ratio=8 / 3, norm="rmsnorm", bias=False, tied=True, head_bias=False)
     c.model.qk_norm = "before"
-    c.data.length, c.batch_size, c.steps, c.optim.encoding_lr = 512, 8, 1000, 1.0
+    c.data.length, c.batch_size, c.steps, c.optim.encoding_lr = 512, 8, 700, 1.0
     c.eval.lengths = (512, 1024, 2048)
     return c
 
@@ -82,7 +82,7 @@ def wikipedia(arg):
     """On 96 whole articles, which every model here learns by heart if it is trained for long."""
     c = common.lm(length=64, vocab=2048)
     c.model.update(width=128, depth=2, heads=2, dropout=0.2)
-    c.steps, c.batch_size = 1500, 32
+    c.steps, c.batch_size = 1000, 32
     c.optim.update(lr=1e-3, warmup_steps=100, weight_decay=0.01)
     c.log.every_steps, c.checkpoint.every_steps = 50, 250
     return c
@@ -94,7 +94,7 @@ def plane(arg):
     if recurrent:
         arg.encoding = "none"
     c = novels(arg)
-    c.steps, c.eval.lengths, c.eval.document_tokens, c.data.length = 1000, (), 8192, 128
+    c.steps, c.eval.lengths, c.eval.document_tokens, c.data.length = 700, (), 8192, 128
     c.model.mixer = "recurrence" if recurrent else "attention"
     return c
 
@@ -102,7 +102,7 @@ def plane(arg):
 def values(arg):
     c = common.vit(source="folder", path="data/cifar10_jpeg", name="cifar10_jpeg", classes=10, crop="pad4")
     c.model.update(width=64, depth=4, heads=2, patch=4)
-    c.steps, c.batch_size = 4000, 64
+    c.steps, c.batch_size = 2500, 64
     c.optim.update(lr=2e-3, warmup_steps=200, weight_decay=0.05)
     c.log.every_steps, c.checkpoint.every_steps = 100, 500
     return c
