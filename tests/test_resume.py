@@ -1,6 +1,7 @@
 """Runs that are killed, stopped, moved to other devices and started again end where the uninterrupted run ends."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -93,10 +94,10 @@ def test_killed_twice_stopped_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_twenty_times(tmp_path):
-    """At random moments: while starting, training, saving, evaluating or writing the result."""
+def test_killed_many_times(tmp_path):
+    """At random moments: while starting, training, saving, evaluating or writing the result. So often as KILLS says."""
     rng, kills, number = np.random.default_rng(0), 0, 0
-    while kills < 20:
+    while kills < int(os.environ.get("KILLS", 7)):
         workdir = tmp_path / str(number)
         life = Life(workdir)
         if kills % 4:  # else while it starts

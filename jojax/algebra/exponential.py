@@ -37,15 +37,13 @@ def _forward(b, s):
 
 def _backward(saved, g):
     s, w, v = saved
-    n = w.shape[-1]
     inner = product(v.conj().swapaxes(-1, -2)[:, None], product(g.astype(v.dtype), v[:, None]))  # Vᴴ g V
     # M_jk = Σ s conj(inner_jk) Φ_jk(s) with Φ_jk = e^{−is(w_j+w_k)/2} sinc(s(w_j−w_k)/2), smooth where w_j = w_k
     half = jnp.exp(-0.5j * s[..., None] * w[:, None])
     sinc = jnp.sinc(s[..., None, None] * (w[:, None, :, None] - w[:, None, None, :]) / (2 * jnp.pi))
-    m = inner.conj() * sinc * half[..., :, None] * half[..., None, :]
-    along = (m * jnp.eye(n)).sum(-1)
+    m = (inner.conj() * sinc * half[..., :, None] * (s[..., None] * half)[..., None, :]).sum(1)
+    along = jnp.diagonal(inner, axis1=-2, axis2=-1).conj() * half**2
     s_bar = (along * (-1j * w[:, None])).real.sum(-1)
-    m = (s[..., None, None] * m).sum(1)
     b_bar = product(product(v.conj(), m), v.swapaxes(-1, -2)).real
     return (b_bar - b_bar.swapaxes(-1, -2)) / 2, s_bar
 
