@@ -39,7 +39,7 @@ def get_config(arg=None):
 
 
 def novels(arg):
-    """Trained at 256 tokens, read at up to 8,192: four windows of 8,192 from each of the 10 held-out novels."""
+    """Trained at 256 tokens, read at up to 8,192: two windows of 8,192 from each of the 10 held-out novels."""
     paths = {f"{split}_path": f"data/eltec_eng_{split}.jsonl.xz" for split in ("train", "valid")}
     c = common.lm(source="text", **paths, length=256, vocab=2048)
     c.model.update(width=128, depth=2, heads=4)
@@ -47,7 +47,7 @@ def novels(arg):
     c.optim.lr, c.optim.warmup_steps = arg.lr or CHOSEN.get(arg.encoding, 1.5e-3), 100
     c.optim.encoding_lr = 0.1 if common.content_angles(arg.encoding or "jo_projected") else 1.0
     c.log.every_steps, c.checkpoint.every_steps = 50, 250
-    c.eval.document_tokens, c.eval.lengths = 32_768, (256, 512, 1024, 2048, 4096, 8192)
+    c.eval.document_tokens, c.eval.lengths = 16_384, (256, 512, 1024, 2048, 4096, 8192)
     return c
 
 
