@@ -15,7 +15,7 @@ from configs import common
 from configs.encodings import preset
 
 EXTRAPOLATION = ("rope", "jo_projected", "alibi", "jo_fixed", "jo_projected_pointwise", "jo_random")
-RATES = (7.5e-4, 1.5e-3, 3e-3)
+RATES = (1.5e-3, 3e-3, 6e-3)
 # of RATES, by the loss on the valid split after a third of the steps, seed 0: results/scaled_down-table=rates.md
 CHOSEN = {}
 SWEEPS = {  # table: encodings, seeds
