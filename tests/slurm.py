@@ -71,7 +71,7 @@ def cluster(folder):
                 daemon = subprocess.Popen(command, env=env, stdout=out, stderr=out)
             stack.callback(daemon.wait, 30)
             stack.callback(daemon.terminate)
-        wait_for(lambda: said(env, "sinfo", "--noheader", "--format=%t").split() == ["idle", "idle"])
+        wait_for(lambda: said(env, "sinfo", "--noheader", "--format=%t").strip() == "idle")
         yield env
         said(env, "scancel", "--me")
         wait_for(lambda: not said(env, "squeue", "--noheader"), 60)

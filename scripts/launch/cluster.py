@@ -13,7 +13,7 @@ DEFAULTS = {"requeue": "", "open-mode": "append", "signal": "TERM@120"}
 SCRIPT = """\
 #!/bin/bash
 {options}
-export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun itself asks for one
+if [ -n "$SLURM_CPUS_PER_TASK" ]; then export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK; fi  # srun does not read it
 srun {command}
 code=$?
 # stopped by a signal, after a checkpoint: to the queue again, to go on from it
