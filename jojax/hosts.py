@@ -136,12 +136,13 @@ def together(workdir: str | os.PathLike):
             )
         else:
             told = traceback.format_exc()
-        print(told, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # a terminal that is gone
+            print(told, file=sys.stderr, flush=True)
+            sys.stdout.flush()
         with contextlib.suppress(RuntimeError):
             if not lost:
                 barrier("parting", PARTING)
                 sys.exit(code)
-        sys.stdout.flush()
         os._exit(code)  # jax's own end would wait for those that do not come
 
 

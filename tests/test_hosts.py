@@ -1,7 +1,6 @@
 """Runs of two processes: the numbers of one, stopped and gone on with as one; what ends one ends the other in time."""
 
 import contextlib
-import json
 import re
 import shutil
 import signal
@@ -71,11 +70,11 @@ FLAGS = ("--heartbeat_timeout=10", "--connect_timeout=60")
 
 
 @contextlib.contextmanager
-def pair(*commands, port=None):
+def pair(*commands):
     """Two processes of one run, of one device each; commands: ARGS of both, or of each."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{port or free.getsockname()[1]}"
+        address = f"127.0.0.1:{free.getsockname()[1]}"
     made = []
     for rank, command in enumerate(commands if len(commands) > 1 else commands * 2):
         env = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(rank)}
@@ -112,7 +111,76 @@ def as_one(workdir):
         assert found["scored"] == scores["scored"] and found["loss"] == pytest.approx(scores["loss"], rel=1e-4)
 
 
-def test_two_processes_stopped_at_one_step_and_gone_on_with_as_one(tmp_path):
+CHILD = """
+import os, signal, sys
+from absl import flags
+from jojax import hosts
+from jojax.errors import UserError
+what, folder, *given = sys.argv[1:]
+hosts.define_flags()
+flags.FLAGS(["prog", *given])
+hosts.SHARED = 2
+hosts.start()
+import jax
+from jojax import shard
+with hosts.together(folder):
+    asked, rank, told = shard.Asked(shard.make_mesh({"data": -1})), jax.process_index(), []
+    for step in range(8):
+        told.append(asked(rank == 1 and step >= 3))
+        if step == 6 and what == "input":
+            raise UserError("bad input")
+        if step == 6 and what == "bug":
+            1 / 0
+        if step == 6 and what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+print("asked at", told.index(True))
+"""
+
+
+def test_two_processes_agree_on_the_step_that_one_was_asked_at(tmp_path):
+    with pair(["-c", CHILD, "", str(tmp_path / "run")]) as both:
+        both = ended(both)
+    assert all(code == 0 and "asked at 5" in out for code, out, _ in both), both
+    assert list(tmp_path.iterdir()) == []  # nothing is left
+
+
+@pytest.mark.slow
+def test_bad_input_is_told_by_all_alike(tmp_path):
+    with pair(["-c", CHILD, "input", str(tmp_path)]) as both:
+        both = ended(both)
+    assert all(code == 2 and err == "error: bad input\n" for code, _, err in both), both
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "rank", "code", "words"),
+    [
+        ("input", 1, 2, "error: bad input\n"),
+        ("bug", 0, 1, "ZeroDivisionError"),
+        ("kill", 0, -signal.SIGKILL, ""),  # the one that the others ask who is there
+    ],
+)
+def test_a_process_that_fails_alone_says_why_and_the_other_ends(what, rank, code, words, tmp_path):
+    commands = [["-c", CHILD, what if rank == mine else "", str(tmp_path)] for mine in (0, 1)]
+    with pair(*commands) as both:
+        made = ended(both, within=60)
+    assert made[rank][0] == code and words in made[rank][2]
+    assert made[1 - rank][0] not in (0, 2), made
+    assert re.search("error: another process of this run is gone|another task died", made[1 - rank][2]), made
+
+
+@pytest.mark.slow
+def test_a_workdir_that_is_not_shared(tmp_path):
+    with pair(*(["-c", CHILD, "", str(tmp_path / str(rank))] for rank in (0, 1))) as both:
+        both = ended(both)
+    for rank, (code, _, err) in enumerate(both):
+        words = f"error: process 1 does not see what process 0 writes to {tmp_path / str(rank)}: --workdir must be a"
+        assert code == 2 and err.startswith(words) and err.count("\n") == 1, err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_stopped_by_a_signal_to_one_and_gone_on_with_as_one(tmp_path):
     """SIGTERM to the second, after an evaluation of a split that two processes cannot share evenly."""
     with pair(arguments(LM, lm(), tmp_path)) as both:
         until_step(both, tmp_path, 11)
@@ -128,64 +196,33 @@ def test_two_processes_stopped_at_one_step_and_gone_on_with_as_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_to_the_end_and_evaluated_by_two(tmp_path):
-    with pair(arguments(LM, lm(), tmp_path)) as both:
-        (code, out, err), (other, silent, err1) = ended(both)
-    assert (code, other) == (0, 0), out + err + err1
-    assert "result.json" in out and "result" not in silent
-    as_one(tmp_path)
-    one = tmp_path / "one"
-    shutil.copytree(tmp_path, one, ignore=shutil.ignore_patterns("one"))
-    command = ["-m", "jojax.evaluate", "--lengths=16,32", "--workdir"]
-    runs.run([*command, str(one)], env=environment(devices=1))
-    with pair([*command, str(tmp_path)]) as both:
-        (code, out, err), (other, silent, err1) = ended(both)
-    assert (code, other) == (0, 0), out + err + err1
-    key = "extrapolation-16-32"
-    for length, scores in runs.result(one)[key]["lengths"].items():
-        found = runs.result(tmp_path)[key]["lengths"][length]
-        assert found["scored"] == scores["scored"] and found["loss"] == pytest.approx(scores["loss"], rel=1e-6)
+def test_begun_as_one_ended_and_evaluated_by_two(tmp_path):
+    shutil.copytree(trained(), tmp_path, dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "checkpoints" / "30")
+    (tmp_path / "result.json").unlink()
+    evaluate = ["-m", "jojax.evaluate", "--lengths=32,64", "--workdir", str(tmp_path)]
+    for command in (arguments(LM, lm(), tmp_path), evaluate):
+        with pair(command) as both:
+            (code, out, err), (other, silent, err1) = ended(both)
+        assert (code, other) == (0, 0), out + err + err1
+        assert "extrapolation.png" in out and "valid" not in silent
+        as_one(tmp_path)
+    mine, other = (runs.result(folder) for folder in (tmp_path, trained()))
+    assert mine["evaluation"]["scored"] == other["scored"]
+    assert mine["evaluation"]["loss"] == pytest.approx(other["metrics"]["loss"], rel=1e-4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dead", [0, 1])
-def test_a_killed_process_ends_the_other_in_time(dead, tmp_path):
-    long = lm(steps=20_000, eval__every_steps=0, checkpoint__every_steps=50)
-    with pair(arguments(LM, long, tmp_path)) as both:
+def test_a_killed_process_ends_the_other_in_time(tmp_path):
+    with pair(arguments(LM, lm(steps=20_000, eval__every_steps=0, checkpoint__every_steps=50), tmp_path)) as both:
         until_step(both, tmp_path, 20)
-        both[dead].kill()
+        both[1].kill()
         start = time.monotonic()
-        code, out, err = ended([both[1 - dead]], within=60)[0]
-        assert time.monotonic() - start < 20, err
-    assert code not in (0, 143), out + err
-    assert "another process of this run is gone" in err or "another task died" in err, err
-
-
-@pytest.mark.slow
-def test_a_process_that_fails_alone_says_why_and_the_other_ends(tmp_path):
-    """The second has other data than the first."""
-    bad = lm(data__valid_path="gone.jsonl")
-    with pair(arguments(LM, lm(), tmp_path), arguments(LM, bad, tmp_path)) as both:
-        (code, _, err), (other, _, err1) = ended(both, within=60)
-    assert other == 2 and re.search(r"error: .*gone\.jsonl does not exist", err1), err1
-    assert code != 0 and "another" in err, err
-
-
-@pytest.mark.slow
-def test_bad_input_is_told_by_all_alike(tmp_path):
-    with pair(arguments(LM, lm(model__heads=3), tmp_path)) as both:
-        both = ended(both, within=60)
-    for code, _, err in both:
-        assert code == 2 and "model.heads = 3: change one" in err, err
-
-
-@pytest.mark.slow
-def test_a_workdir_that_is_not_shared(tmp_path):
-    with pair(*(arguments(LM, lm(), tmp_path / str(rank)) for rank in (0, 1))) as both:
-        both = ended(both, within=90)
-    for code, _, err in both:
-        assert code == 2 and re.search(r"error: process 1 does not see what process 0 writes to .*shared?", err), err
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+        ((code, out, err),) = ended(both[:1], within=60)
+    assert time.monotonic() - start < 30, err
+    assert code not in (0, 143) and ("error: another process of this run is gone" in err or "task died" in err), (
+        out + err
+    )
 
 
 @pytest.mark.slow
@@ -203,4 +240,4 @@ def test_processes_that_do_not_come(rank, tmp_path):
 def test_no_cluster(tmp_path):
     _, err = runs.run([*arguments(LM, lm(), tmp_path), "--distributed"], code=2)
     assert err.startswith("error: jax finds no cluster here") and err.count("\n") == 1, err
-    assert json.dumps(list(tmp_path.iterdir())) == "[]"
+    assert list(tmp_path.iterdir()) == []
