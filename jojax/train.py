@@ -1,7 +1,8 @@
 """`python -m jojax.train --config configs/F.py[:arg] [--workdir DIR] [--config.a.b=v] [--dry_run]`
 
 Trains, resumes by itself, evaluates, writes DIR/result.json (default DIR: runs/F[-arg]). `--dry_run` needs no data:
-it builds everything by shape, prints parameters and memory, says what data is missing, and exits with 0.
+it builds everything by shape, prints parameters and memory, says what data is missing, and exits with 0. On several
+hosts the same command runs on each, with a workdir that they share (jojax/hosts.py).
 """
 
 import sys

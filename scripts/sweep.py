@@ -39,7 +39,7 @@ def to_slurm(todo, given, show):
     for number, point in enumerate(todo, 1):
         now = waiting.get(point.workdir.name)
         told = f"[{number}/{len(todo)}] {point.workdir}: {points.progress(point.workdir)}"
-        if now or points.state(point.workdir) == "finished":
+        if now or points.finished(point.workdir):
             print(told + (f" ({now})" if now else ""))
             continue
         text = cluster.script(point.workdir, point.command, given, EXIT_PREEMPTED)

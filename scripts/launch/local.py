@@ -23,7 +23,7 @@ def run(todo, jobs):
     def one(number, point):
         told = f"[{number}/{len(todo)}] {point.workdir}"
         print(f"{told}: {points.progress(point.workdir)}", flush=True)
-        if points.state(point.workdir) == "finished":
+        if points.finished(point.workdir):
             return 0
         command = [sys.executable, *point.command]
         if jobs == 1:

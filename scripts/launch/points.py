@@ -37,32 +37,31 @@ def of(spec: str) -> list[Point]:
     return out
 
 
-def state(workdir: Path) -> str:
-    try:
-        return (writer.read_result(workdir) or {"state": "to do"})["state"]
-    except UserError as error:
-        return str(error)  # the run itself says the same, and fails
+def finished(workdir: Path) -> bool:
+    return progress(workdir).startswith("finished")
 
 
 def progress(workdir: Path) -> str:
     """'to do', 'finished  loss 4.71', 'running  step 300/1500  loss 5.123  ETA 2m10s (told 12s ago)'.
 
     A run that was interrupted is 'running', too: how long ago it told its last line says which it is."""
-    now = state(workdir)
-    if now not in ("running", "finished"):
-        return now
-    record = writer.read_result(workdir) or {}
-    if now == "finished":
-        return now + "".join(f"  {k} {v:.4g}" for k, v in record.get("metrics", {}).items() if k == "loss")
-    lines = [line for line in writer.read_metrics(workdir) if "train/loss" in line]
+    try:
+        record, lines = writer.read_result(workdir), writer.read_metrics(workdir)
+    except UserError as error:
+        return str(error)  # the run itself says the same, and fails
+    if record is None:
+        return "to do"
+    if record["state"] == "finished":
+        return "finished" + "".join(f"  {k} {v:.4g}" for k, v in record.get("metrics", {}).items() if k == "loss")
+    c, lines = record["config"], [line for line in lines if "train/loss" in line]
     if not lines:
-        return f"{now}  no step told yet"
-    last, c = lines[-1], record["config"]
+        return f"{record['state']}  no step told yet"
+    last = lines[-1]
     ago = format_seconds(max(0, time.time() - (workdir / "metrics.jsonl").stat().st_mtime))
-    left = (c["steps"] - last["step"]) * c["batch_size"]
     rate = last.get("images_per_second") or last.get("tokens_per_second", 0) / c["data"].get("length", 1)
+    left = (c["steps"] - last["step"]) * c["batch_size"]
     eta = f"  ETA {format_seconds(left / rate)}" if rate else ""
-    return f"{now}  step {last['step']}/{c['steps']}  loss {last['train/loss']:.4g}{eta} (told {ago} ago)"
+    return f"{record['state']}  step {last['step']}/{c['steps']}  loss {last['train/loss']:.4g}{eta} (told {ago} ago)"
 
 
 def wrong(point: Point) -> str:
@@ -75,8 +74,6 @@ def wrong(point: Point) -> str:
     jax.config.update("jax_platforms", "cpu")  # in this process: its runs need the accelerators
     try:
         made = config.apply_overrides(config.load(point.spec), point.overrides)
-        if "encoding.name" in point.overrides:
-            made.encoding.pop("preset", None)
         made.mesh = ConfigDict({"data": -1, "fsdp": 1, "tensor": 1, "sequence": 1})
         dry_run.traced(config.validate(made), point.spec)
     except UserError as error:
@@ -86,7 +83,7 @@ def wrong(point: Point) -> str:
 
 def check(points: list[Point]) -> None:
     """UserError with a line for each point that cannot run."""
-    found = [f"{p.workdir}: {why}" for p in points if state(p.workdir) != "finished" and (why := wrong(p))]
+    found = [f"{p.workdir}: {why}" for p in points if not finished(p.workdir) and (why := wrong(p))]
     if found:
         lines = "\n  ".join(found)
         raise UserError(f"nothing was started, since {len(found)} of {len(points)} points cannot run:\n  {lines}")
