@@ -42,7 +42,8 @@ def define_flags() -> None:
 
 def start() -> None:
     """Join the other processes of the run, if there are any; to be called before anything is computed."""
-    asked, wait, silence = (flags.FLAGS[n].value for n in ("distributed", "connect_timeout", "heartbeat_timeout"))
+    FLAGS = flags.FLAGS
+    asked, wait, silence = FLAGS.distributed, FLAGS.connect_timeout, FLAGS.heartbeat_timeout
     if asked is False:
         return
     how = given(os.environ)
@@ -183,5 +184,5 @@ def check_shared(folder: Path) -> None:
         )
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0][:200]

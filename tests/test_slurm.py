@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -69,23 +68,29 @@ def test_jobs_of_two_tasks_are_preempted_signalled_and_finished(tmp_path):
         assert f"[2/2] runs/{alibi.name}: to do (job {jobs[1]}, PENDING)" in again
 
         said("sbatch", "--partition=high", "--ntasks=2", "--output=/dev/null", "--wrap=sleep 1")  # preempts
-        slurm.wait_for(lambda: "Restarts=1" in said("scontrol", "show", "job", jobs[0]))
-        assert re.search(r"stopped by SIGTERM after step \d+", log(rope)), log(rope)
+        slurm.wait_for(lambda: re.search(r"stopped by SIGTERM after step \d+", log(rope)))
 
         until(alibi, 20)
         said("scancel", "--signal=TERM", jobs[1])  # what --signal sends before the time limit
-        slurm.wait_for(lambda: "Restarts=1" in said("scontrol", "show", "job", jobs[1]))
-        assert re.search(r"stopped by SIGTERM after step \d+", log(alibi)), log(alibi)
+        slurm.wait_for(lambda: re.search(r"stopped by SIGTERM after step \d+", log(alibi)))
 
-        for job in jobs:  # which SLURM would keep waiting for two minutes
-            said("scontrol", "update", f"JobId={job}", "StartTime=now")
-        slurm.wait_for(lambda: not said("squeue", "--noheader"), 120)
+        def ended():
+            for job in jobs:  # which SLURM would keep waiting for two minutes
+                said("scontrol", "update", f"JobId={job}", "StartTime=now")
+            return not said("squeue", "--noheader")
+
+        slurm.wait_for(ended, 150)
         for workdir in (rope, alibi):
             result = runs.result(workdir)
             assert result["state"] == "finished" and result["devices"]["processes"] == 2
             assert "going on from step" in log(workdir)
         again = sweep()
         assert "submitted" not in again and again.count("finished  loss") == 2
-        alone = said("srun", "--ntasks=1", sys.executable, "-m", "jojax.train", "--config=mine.py:smoke")
-        assert "in 1 process(es)" in alone
-        assert Path(tmp_path / "runs").is_dir()
+        one = [
+            "-m",
+            "jojax.train",
+            f"--config={tmp_path / 'mine.py'}",
+            "--config.steps=2",
+            f"--workdir={tmp_path / 'one'}",
+        ]
+        assert "in 1 process(es)" in said("srun", "--ntasks=1", sys.executable, *one)
