@@ -9,6 +9,7 @@ import pytest
 import runs
 import slurm
 from jojax import writer
+from scripts.launch import points
 
 pytestmark = [
     pytest.mark.slow,
@@ -30,7 +31,7 @@ def sweep():
 
 def test_jobs_of_two_tasks_are_preempted_signalled_and_finished(tmp_path):
     (tmp_path / "slurm").mkdir()
-    given = runs.lm(steps=300, checkpoint__every_steps=0, eval__every_steps=0)
+    given = runs.lm(steps=600, checkpoint__every_steps=0, eval__every_steps=0)
     (tmp_path / "mine.py").write_text(CONFIG.format(given=given))
     rope, alibi = (tmp_path / "runs" / f"mine-encoding={name}" for name in ("rope", "alibi"))
     with slurm.cluster(tmp_path / "slurm") as env:
@@ -61,16 +62,17 @@ def test_jobs_of_two_tasks_are_preempted_signalled_and_finished(tmp_path):
 
         jobs = re.findall(r"to do, submitted as job (\d+)", sweep())
         assert len(jobs) == 2
-        until(rope, 20)
         again = sweep()
         assert "submitted" not in again
-        assert re.search(rf"\[1/2\] runs/{rope.name}: running  step \d+/300 .*\(job {jobs[0]}, RUNNING\)", again)
-        assert f"[2/2] runs/{alibi.name}: to do (job {jobs[1]}, PENDING)" in again
+        for workdir, job in zip((rope, alibi), jobs, strict=True):
+            assert re.search(rf"runs/{workdir.name}: .* \(job {job}, \w+\)", again), again
+        until(rope, 5)
+        assert re.match(r"running  step \d+/600  loss \d.*  ETA ", points.progress(rope))
 
         said("sbatch", "--partition=high", "--ntasks=2", "--output=/dev/null", "--wrap=sleep 1")  # preempts
         slurm.wait_for(lambda: re.search(r"stopped by SIGTERM after step \d+", log(rope)))
 
-        until(alibi, 20)
+        until(alibi, 5)
         said("scancel", "--signal=TERM", jobs[1])  # what --signal sends before the time limit
         slurm.wait_for(lambda: re.search(r"stopped by SIGTERM after step \d+", log(alibi)))
 
