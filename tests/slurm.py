@@ -72,9 +72,11 @@ def cluster(folder):
             stack.callback(daemon.wait, 30)
             stack.callback(daemon.terminate)
         wait_for(lambda: said(env, "sinfo", "--noheader", "--format=%t").strip() == "idle")
-        yield env
-        said(env, "scancel", "--me")
-        wait_for(lambda: not said(env, "squeue", "--noheader"), 60)
+        try:
+            yield env
+        finally:
+            said(env, "scancel", "--me")
+            wait_for(lambda: not said(env, "squeue", "--noheader"))
 
 
 def said(env, *command):

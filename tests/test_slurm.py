@@ -31,7 +31,7 @@ def sweep():
 
 def test_jobs_of_two_tasks_are_preempted_signalled_and_finished(tmp_path):
     (tmp_path / "slurm").mkdir()
-    given = runs.lm(steps=600, checkpoint__every_steps=0, eval__every_steps=0)
+    given = runs.lm(steps=200, checkpoint__every_steps=0, eval__every_steps=0)
     (tmp_path / "mine.py").write_text(CONFIG.format(given=given))
     rope, alibi = (tmp_path / "runs" / f"mine-encoding={name}" for name in ("rope", "alibi"))
     with slurm.cluster(tmp_path / "slurm") as env:
@@ -67,7 +67,7 @@ def test_jobs_of_two_tasks_are_preempted_signalled_and_finished(tmp_path):
         for workdir, job in zip((rope, alibi), jobs, strict=True):
             assert re.search(rf"runs/{workdir.name}: .* \(job {job}, \w+\)", again), again
         until(rope, 5)
-        assert re.match(r"running  step \d+/600  loss \d.*  ETA ", points.progress(rope))
+        assert re.match(r"running  step \d+/200  loss \d.*  ETA ", points.progress(rope))
 
         said("sbatch", "--partition=high", "--ntasks=2", "--output=/dev/null", "--wrap=sleep 1")  # preempts
         slurm.wait_for(lambda: re.search(r"stopped by SIGTERM after step \d+", log(rope)))
@@ -81,7 +81,7 @@ def test_jobs_of_two_tasks_are_preempted_signalled_and_finished(tmp_path):
                 said("scontrol", "update", f"JobId={job}", "StartTime=now")
             return not said("squeue", "--noheader")
 
-        slurm.wait_for(ended, 150)
+        slurm.wait_for(ended, 240)
         for workdir in (rope, alibi):
             result = runs.result(workdir)
             assert result["state"] == "finished" and result["devices"]["processes"] == 2
