@@ -75,15 +75,13 @@ def pair(*commands):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    made = []
-    for rank, command in enumerate(commands if len(commands) > 1 else commands * 2):
-        env = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(rank)}
-        made.append(runs.start([*command, *FLAGS], env=environment(devices=1, **env)))
-    try:
+    with contextlib.ExitStack() as stack:
+        made = []
+        for rank, command in enumerate(commands if len(commands) > 1 else commands * 2):
+            env = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(rank)}
+            made.append(stack.enter_context(runs.start([*command, *FLAGS], env=environment(devices=1, **env))))
+            stack.callback(made[-1].kill)
         yield made
-    finally:
-        for process in made:
-            process.kill()
 
 
 def ended(processes, within=120):
