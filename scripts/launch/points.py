@@ -1,5 +1,6 @@
 """The points of a sweep: names, commands, whether they can run, and how far they are."""
 
+import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -83,7 +84,9 @@ def wrong(point: Point) -> str:
 
 def check(points: list[Point]) -> None:
     """UserError with a line for each point that cannot run."""
-    found = [f"{p.workdir}: {why}" for p in points if not finished(p.workdir) and (why := wrong(p))]
+    todo = [point for point in points if not finished(point.workdir)]
+    print(f"{len(todo)} of {len(points)} points to do; each is built by shape first", file=sys.stderr, flush=True)
+    found = [f"{point.workdir}: {why}" for point in todo if (why := wrong(point))]
     if found:
         lines = "\n  ".join(found)
         raise UserError(f"nothing was started, since {len(found)} of {len(points)} points cannot run:\n  {lines}")
