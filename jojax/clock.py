@@ -83,19 +83,23 @@ class Clock:
 
 class Preemption:
     """`with Preemption() as stop:` turns the first SIGTERM or Ctrl-C into `stop.requested` (the signal's
-    name), so that the loop can save and leave; a second one ends the process at once. Signals are Python's to
-    catch in the main thread only: elsewhere this does nothing."""
+    name), so that the loop can save and leave; a later one ends the process at once. Those of the first SECONDS
+    are the same request: SLURM sends two where it takes a job back. Signals are Python's to catch in the main
+    thread only: elsewhere this does nothing."""
 
-    SIGNALS = (signal.SIGTERM, signal.SIGINT)
+    SIGNALS, SECONDS = (signal.SIGTERM, signal.SIGINT), 2.0
 
     def __init__(self):
         self.requested: str | None = None
         self._before: dict[int, Any] = {}
 
     def _handle(self, number, _):
-        self.requested = signal.Signals(number).name
-        for sig in self.SIGNALS:
-            signal.signal(sig, signal.SIG_DFL)
+        if self.requested:
+            if time.monotonic() > self._since + self.SECONDS:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            return
+        self.requested, self._since = signal.Signals(number).name, time.monotonic()
         # not print(): the signal may have come in the middle of one
         os.write(2, f"\n{self.requested}: saving and stopping after this step; once more stops at once\n".encode())
 

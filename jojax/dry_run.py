@@ -9,12 +9,18 @@ from jojax import checkpoint, loop, result, stages
 from jojax.errors import UserError
 
 
-def report(config, name) -> str:
-    """Text. Traces the whole training step by shape, so a config that cannot run fails here. UserError likewise."""
+def traced(config, name) -> loop.Run:
+    """The run, its training steps traced by shape: a config that cannot run fails here. UserError likewise."""
     run = loop.Run(config, name, "")
     for stage in run.stages:
         run.enter(stage)
         jax.eval_shape(run.step_fn, run.like, run.abstract_batch())
+    return run
+
+
+def report(config, name) -> str:
+    """Text; see `traced`."""
+    run = traced(config, name)
     n = result.count_parameters(run.like.params)
     split = run.mesh.shape["fsdp"]
     lines = [

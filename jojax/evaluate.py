@@ -15,7 +15,7 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
-from jojax import checkpoint, cli, extrapolate, metrics, shard, stages, task, writer
+from jojax import checkpoint, cli, extrapolate, hosts, metrics, shard, stages, task, writer
 from jojax.data.stream import eval_batches
 from jojax.encodings import fold as folding
 from jojax.encodings.build import load
@@ -253,8 +253,7 @@ def _size(text):
 
 
 def main(_):
-    evaluate_run(
-        flags.FLAGS.workdir,
+    asked = dict(
         lengths=_numbers("lengths"),
         stride=flags.FLAGS.stride,
         resolutions=_numbers("resolutions", _size),
@@ -262,6 +261,9 @@ def main(_):
         changes=cli.options(filter(None, flags.FLAGS.encoding.split(","))),
         fold=flags.FLAGS.fold,
     )
+    hosts.start()
+    with hosts.together(flags.FLAGS.workdir):
+        evaluate_run(flags.FLAGS.workdir, **asked)
 
 
 if __name__ == "__main__":
@@ -272,4 +274,5 @@ if __name__ == "__main__":
     flags.DEFINE_string("offsets", "", "added to all coordinates, in patches, e.g. 0,0.5,10")
     flags.DEFINE_string("encoding", "", "other options of the encoding, e.g. scale_method=yarn,scale_factor=8")
     flags.DEFINE_bool("fold", False, "with the rotations folded into the projections: the same model, plain rope")
+    hosts.define_flags()
     cli.run_main(main)

@@ -156,7 +156,7 @@ class Run(Parts):
         done = int(now.step)
         if done == end:
             return now, 0  # only the end is missing
-        train_step = self.compiled(now)
+        train_step, asked = self.compiled(now), shard.Asked(self.mesh)
         while done < end:
             with self.clock.waiting():
                 batch = shard.to_global(next(data), self.mesh)
@@ -164,12 +164,13 @@ class Run(Parts):
             done += 1
             if clock.every(done, config.log.every_steps, steps):
                 self.log(out, now, done)
-            wanted = shard.any_process(bool(stop.requested))
+            wanted = asked(bool(stop.requested))
             if wanted or done == end or clock.every(done, config.checkpoint.every_steps, steps):
                 self.save(saved, now, done)
             if wanted:
                 saved.wait()
-                say(f"stopped by {stop.requested} after step {done}; the same command goes on from here")
+                why = stop.requested or "a signal to another process"
+                say(f"stopped by {why} after step {done}; the same command goes on from here")
                 return now, EXIT_PREEMPTED
             if self.evaluation_due(done):
                 self.evaluate(out, now, done)

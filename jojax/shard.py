@@ -4,12 +4,14 @@ Axes: `data` and `fsdp` both split the batch; `fsdp` also splits large parameter
 reserved (size 1). Everything runs under plain `jax.jit` with `NamedSharding`s on `AxisType.Auto` meshes.
 """
 
+import collections
 import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -125,3 +127,24 @@ def any_process(flag: bool) -> bool:
     if jax.process_count() == 1:
         return bool(flag)
     return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
+
+
+class Asked:
+    """`asked(flag)` at every step of all processes: was `flag` true on at least one of them, LATE steps ago?
+
+    The answer is the same everywhere, and late, so that no process waits for its devices to ask. A process that is
+    alone is told at once."""
+
+    LATE = 2
+
+    def __init__(self, mesh: Mesh):
+        self._votes: collections.deque[jax.Array] = collections.deque()
+        self._shape, self._split = (mesh.size,), NamedSharding(mesh, P(AXES))
+        self._most = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, P()))
+
+    def __call__(self, flag: bool) -> bool:
+        if jax.process_count() == 1:
+            return flag
+        mine = jax.make_array_from_callback(self._shape, self._split, lambda _: np.full(1, flag, np.int32))
+        self._votes.append(self._most(mine))
+        return len(self._votes) > self.LATE and bool(self._votes.popleft())

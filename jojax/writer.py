@@ -82,7 +82,7 @@ class Writer:
             return
         workdir = Path(workdir)
         self._path = workdir / "metrics.jsonl"
-        with _writable(self._path):
+        with writable(self._path):
             workdir.mkdir(parents=True, exist_ok=True)
             _drop_after(self._path, start)
             self._file = self._path.open("a")
@@ -101,7 +101,7 @@ class Writer:
         if not self._primary:
             return
         line = json.dumps({"step": int(step)} | plain(values), allow_nan=False)
-        with _writable(self._path):
+        with writable(self._path):
             self._file.write(line + "\n")
             self._file.flush()  # into the kernel: survives a kill of the process
             self._events.write_scalars(int(step), dict(values))
@@ -117,7 +117,7 @@ class Writer:
 
     def close(self) -> None:
         if self._primary:
-            with _writable(self._path):
+            with writable(self._path):
                 self._file.close()
                 self._events.close()
 
@@ -175,7 +175,7 @@ def _drop_after(path: Path, step: int) -> None:
 def only_one(workdir: str | os.PathLike):
     """Holds `workdir` for one run; a second one gets a UserError. The lock ends with the process, however it ends."""
     path = Path(workdir) / ".lock"
-    with _writable(path):
+    with writable(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w")
     with file:
@@ -195,7 +195,7 @@ def write_result(workdir: str | os.PathLike, result: Mapping[str, Any]) -> Path:
     """Write DIR/result.json in one piece: a reader sees the old file or the new one. UserError where it
     cannot."""
     path = Path(workdir) / "result.json"
-    with _writable(path):
+    with writable(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         _replace(path, json.dumps(plain(result), indent=1, allow_nan=False) + "\n")
     return path
@@ -224,7 +224,7 @@ def _replace(path: Path, text: str) -> None:
     os.replace(new, path)
 
 
-class _writable:
+class writable:
     """OSErrors as one sentence."""
 
     def __init__(self, path: Path):

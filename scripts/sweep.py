@@ -1,112 +1,87 @@
-"""Run every point of a config's `sweep()`, one after the other or `--jobs N` at a time.
+"""Run every point of a config's `sweep()`: here, one after the other or `--jobs N` at a time, or on a cluster.
 
-    python scripts/sweep.py --config configs/quickstart.py [--jobs 2] [--print]
+    python scripts/sweep.py --config configs/quickstart.py [--jobs 2]
+    python scripts/sweep.py --config configs/quickstart.py --slurm partition=gpu nodes=2 gpus-per-node=8 \\
+        ntasks-per-node=8 time=4:00:00
+    python scripts/sweep.py --config configs/quickstart.py --tpu NAME --zone ZONE | bash
 
 A point is a dict of overrides; its key `arg` is the part behind the colon. Each point runs as
-`python -m jojax.train` in runs/<config>-<what changes>; finished points are skipped, interrupted ones go on, a failed
-one is told at the end and does not stop the rest (exit code 1).
+`python -m jojax.train` in runs/<config>-<what changes>. Before anything runs, all that are not finished are built by
+shape, and those that cannot run are told; then finished points are skipped, interrupted ones go on, a failed one is
+told at the end and does not stop the rest (exit code 1). `--print` shows for each what would run, or how far it is.
 
-Of several jobs each has an even share of this process's CPU cores, and what it prints goes to runs/NAME.log. On CPUs
-small models train faster so: two runs on a core each take less time than one after the other on both.
+Of several jobs here each has an even share of this process's CPU cores, and what it prints goes to runs/NAME.log. On
+CPUs small models train faster so: two runs on a core each take less time than one after the other on both.
+
+`--slurm` submits a job for each point, with options of sbatch as key=value; of several tasks (one for each GPU) each is
+a process of the run. Output goes to runs/NAME.log. A job that is preempted, or nears its time limit, saves and goes
+back to the queue; a point that is in the queue is not submitted again. `--tpu` prints the commands for a Cloud TPU pod,
+to be run one after the other; every worker must have this repository in ~/jojax, and a runs/ in it that all share.
 """
 
 import argparse
-import os
-import queue
 import shlex
-import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from jojax import config, writer  # noqa: E402 — the repository's own package, installed or not
-from jojax.errors import UserError  # noqa: E402
+from jojax.errors import UserError  # noqa: E402 — the repository's own package, installed or not
+from scripts.launch import cluster, local, points  # noqa: E402
 
 
-def points(spec):
-    """[(workdir, command)] of a config's sweep. UserError where it has none or a point does not load."""
-    path, own = config.split_spec(spec)
-    sweep = getattr(config.module(spec), "sweep", None)
-    if sweep is None:
-        raise UserError(f"{path} has no sweep(): it yields override dicts, such as {{'arg': 'encoding=rope'}}")
-    out = []
-    for point in sweep():
-        overrides = dict(point)
-        arg = ",".join(filter(None, (own, overrides.pop("arg", None))))
-        full = f"{path}:{arg}" if arg else str(path)
-        config.apply_overrides(config.load(full), overrides)  # fails here, before anything runs
-        name = config.run_name(full) + "".join(f"-{k}={v}" for k, v in overrides.items())
-        flags = [f"--config.{k}={v}" for k, v in overrides.items()]
-        workdir = Path("runs") / name.replace("/", "_")
-        out.append((workdir, ["-m", "jojax.train", f"--config={full}", *flags, f"--workdir={workdir}"]))
-    return out
+def to_slurm(todo, given, show):
+    """Submit what is not finished, or show the scripts."""
+    from jojax.loop import EXIT_PREEMPTED
+
+    waiting = {} if show else cluster.queued()
+    for number, point in enumerate(todo, 1):
+        now = waiting.get(point.workdir.name)
+        told = f"[{number}/{len(todo)}] {point.workdir}: {points.progress(point.workdir)}"
+        if now or points.finished(point.workdir):
+            print(told + (f" ({now})" if now else ""))
+            continue
+        text = cluster.script(point.workdir, point.command, given, EXIT_PREEMPTED)
+        if show:
+            print(told, "sbatch <<'END'", text + "END\n", sep="\n")
+        else:
+            point.workdir.parent.mkdir(exist_ok=True)
+            print(f"{told}, submitted as job {cluster.submit(text)}", flush=True)
 
 
-def state(workdir):
-    try:
-        return (writer.read_result(workdir) or {"state": "to do"})["state"]
-    except UserError as error:
-        return str(error)  # the run itself says the same, and fails
-
-
-STOPPED = (143, -2, 130)  # by a signal that was for the sweep too
-
-
-def run(todo, jobs):
-    """-> workdirs of the points that failed. SystemExit where the sweep itself was asked to stop."""
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    shares = queue.SimpleQueue()
-    for job in range(jobs):
-        shares.put(cores[job::jobs])
-
-    def one(number, workdir, command):
-        told = f"[{number}/{len(todo)}] {workdir}"
-        now = state(workdir)
-        print(f"{told}: {now}", flush=True)
-        if now == "finished":
-            return 0
-        if jobs == 1:
-            return subprocess.run([sys.executable, *command], check=False).returncode
-        share, log = shares.get(), workdir.with_name(f"{workdir.name}.log")
-        log.parent.mkdir(exist_ok=True)
-        if share:
-            os.sched_setaffinity(0, share)  # of this thread, and of what it starts
-        with log.open("a") as out:
-            code = subprocess.run([sys.executable, *command], check=False, stdout=out, stderr=out).returncode
-        shares.put(share)
-        print(f"{told}: {state(workdir)}" + (f", exit code {code}, see {log}" if code else ""), flush=True)
-        return code
-
-    with ThreadPoolExecutor(jobs) as pool:
-        waiting = [pool.submit(one, number, *point) for number, point in enumerate(todo, 1)]
-        codes = []
-        for future in waiting:
-            codes.append(future.result())
-            if codes[-1] in STOPPED:
-                pool.shutdown(cancel_futures=True)
-                sys.exit(codes[-1])
-    return [workdir for (workdir, _), code in zip(todo, codes, strict=True) if code]
+def parsed():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", required=True, help="configs/FILE.py[:arg]")
+    parser.add_argument("--jobs", type=int, help="so many points at a time on this machine")
+    parser.add_argument(
+        "--slurm", nargs="*", metavar="KEY=VALUE", help="submit SLURM jobs with these options of sbatch"
+    )
+    parser.add_argument("--tpu", metavar="NAME", help="print the commands for this Cloud TPU pod")
+    parser.add_argument("--zone", help="of the pod")
+    parser.add_argument("--print", action="store_true", help="show the points and run nothing")
+    args = parser.parse_args()
+    if sum(given is not None for given in (args.jobs, args.slurm, args.tpu)) > 1:
+        raise UserError("give one of --jobs (this machine), --slurm and --tpu")
+    if args.jobs is not None and args.jobs < 1:
+        raise UserError(f"--jobs {args.jobs}: give the number of points to run at a time, at least 1")
+    if bool(args.tpu) != bool(args.zone):
+        raise UserError("--tpu NAME and --zone ZONE go together: they name the pod")
+    return args
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--config", required=True, help="configs/FILE.py[:arg]")
-    parser.add_argument("--jobs", type=int, default=1, help="so many points at a time")
-    parser.add_argument("--print", action="store_true", help="show the points and run nothing")
-    args = parser.parse_args()
-    todo = points(args.config)
-    if args.jobs < 1:
-        raise UserError(f"--jobs {args.jobs}: give the number of points to run at a time, at least 1")
-    if args.print:
-        for number, (workdir, command) in enumerate(todo, 1):
-            print(f"[{number}/{len(todo)}] {workdir}: {state(workdir)}")
-            print("   ", shlex.join(["python", *command]))
-        return
-    failed = run(todo, args.jobs)
-    if failed:
+    args = parsed()
+    todo = points.of(args.config)
+    points.check(todo)
+    if args.slurm is not None:
+        to_slurm(todo, cluster.options(args.slurm), args.print)
+    elif args.tpu or args.print:
+        for number, point in enumerate(todo, 1):
+            print(f"# [{number}/{len(todo)}] {point.workdir}: {points.progress(point.workdir)}")
+            command = shlex.join(["python", *point.command])
+            print(cluster.tpu(point.command, args.tpu, args.zone) if args.tpu else command)
+    elif failed := local.run(todo, args.jobs or 1):
         print("failed:", *failed, sep="\n  ", file=sys.stderr)
         sys.exit(1)
 

@@ -21,6 +21,7 @@ LEAVES = {
     "clock",
     "writer",
     "shard",
+    "hosts",
     "optim",
     "config",
     "cli",

@@ -1,4 +1,4 @@
-"""The sweep and the report: what is run, skipped and told; tables from records alone."""
+"""The report: tables from records alone."""
 
 import json
 import re
@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from jojax import extrapolate
-from jojax.errors import UserError
-from scripts import report, sweep
+from scripts import report
 from scripts.tables import attention, papers, records
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -184,49 +183,6 @@ def test_figures_of_the_readme_are_those_of_committed_records():
         name, *cells = line.strip("| ").split(" | ")
         of = figures_of.get((name, *cells[:2]), set()) if len(cells) > 2 else set()
         assert line in known or set(re.findall(r"\d+\.\d+", " ".join(cells[2:]))) <= of, line
-
-
-SWEEP = """
-from configs.quickstart_vit import get_config
-
-def sweep():
-    yield {"arg": "encoding=none,smoke", "data.source": "folder", "data.path": "gone"}
-    yield {"arg": "encoding=rope_axial,smoke", "seed": 3}
-"""
-
-
-@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_sweep_skips_what_is_done_and_goes_on_after_a_failure(jobs, tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(SWEEP)
-    broken, done = (workdir for workdir, _ in sweep.points("mine.py"))
-    assert str(done) == "runs/mine-encoding=rope_axial,smoke-seed=3"
-    done.mkdir(parents=True)
-    (done / "result.json").write_text(json.dumps({"state": "finished", "config": {}}))
-    call(sweep, "--config", "mine.py", "--print")
-    out, _ = capfd.readouterr()
-    assert f"[1/2] {broken}: to do\n" in out and f"[2/2] {done}: finished\n" in out
-    assert "jojax.train --config=mine.py:encoding=rope_axial,smoke --config.seed=3 --workdir=runs/mine-" in out
-    with pytest.raises(SystemExit) as code:
-        call(sweep, "--config", "mine.py", "--jobs", str(jobs))
-    out, err = capfd.readouterr()
-    assert code.value.code == 1 and err.endswith(f"failed:\n  {broken}\n") and f"[2/2] {done}: finished" in out
-    if jobs > 1:
-        err = (tmp_path / "runs" / f"{broken.name}.log").read_text()
-        assert f"{broken}: to do, exit code 2, see runs/" in out
-    assert "gone" in err
-
-
-def test_a_sweep_that_cannot_begin(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="--jobs 0: give the number of points to run at a time"):
-        call(sweep, "--config", str(ROOT / "configs/quickstart.py"), "--jobs", "0")
-    (tmp_path / "none.py").write_text("from configs.quickstart_vit import get_config\n")
-    with pytest.raises(UserError, match=r"none\.py has no sweep\(\)"):
-        sweep.points("none.py")
-    (tmp_path / "wrong.py").write_text(SWEEP.replace("rope_axial", "rope_axis"))
-    with pytest.raises(UserError, match="rope_axis: no such preset"):  # the second point, before the first runs
-        sweep.points("wrong.py")
 
 
 def looked(encoding, seed=0):
