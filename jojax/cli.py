@@ -2,10 +2,12 @@
 exit code 2."""
 
 import ast
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from absl import app, flags, logging
@@ -37,6 +39,17 @@ def parsed_config() -> tuple[ConfigDict, str, dict[str, Any]]:
     if "encoding.name" in overrides and "encoding.preset" not in overrides:
         config.encoding.pop("preset", None)  # no longer what the config's preset names
     return configs.validate(config), config_flags.get_config_filename(flag), overrides
+
+
+def keep_compiled() -> None:
+    """Compiled functions go to `compiled` in the folder of tokenised texts (~/.cache/jojax) or to
+    JAX_COMPILATION_CACHE_DIR, so that a run that starts again does not compile anew.
+    JAX_ENABLE_COMPILATION_CACHE=false turns this off."""
+    import jax
+
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        folder = Path(os.environ.get("JOJAX_CACHE") or "~/.cache/jojax").expanduser() / "compiled"
+        jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
 def run_main(main: Callable[[Sequence[str]], Any], argv: Sequence[str] | None = None, positional: bool = False) -> None:

@@ -261,6 +261,7 @@ def main(_):
         changes=cli.options(filter(None, flags.FLAGS.encoding.split(","))),
         fold=flags.FLAGS.fold,
     )
+    cli.keep_compiled()
     hosts.start()
     with hosts.together(flags.FLAGS.workdir):
         evaluate_run(flags.FLAGS.workdir, **asked)

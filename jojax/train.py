@@ -22,6 +22,7 @@ def main(_):
 
         print(dry_run.report(settings, spec))
         return
+    cli.keep_compiled()
     hosts.start()
     from jojax import loop
 

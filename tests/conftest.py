@@ -24,6 +24,9 @@ os.environ["XLA_FLAGS"] = " ".join(
 if "JOJAX_TESTS" not in os.environ:
     os.environ["JOJAX_TESTS"] = tempfile.mkdtemp(prefix="jojax-tests-")
     atexit.register(shutil.rmtree, os.environ["JOJAX_TESTS"], ignore_errors=True)
+# a run that starts again compiles what its last life compiled: the same executable from a file saves minutes
+os.environ["JAX_COMPILATION_CACHE_DIR"] = os.path.join(os.environ["JOJAX_TESTS"], "compiled")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
 
 import numpy as np
 import pytest

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from jojax import checkpoint, loop, tree, writer
@@ -32,15 +31,6 @@ def alone(name):
     with (FOLDER / f"{name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-# a run that starts again compiles what its last life compiled: the same executable from a file saves minutes
-CACHE = {
-    "jax_compilation_cache_dir": str(FOLDER / "compiled"),
-    "jax_persistent_cache_min_compile_time_secs": 0.3,
-}
-for key, value in CACHE.items():
-    jax.config.update(key, value)
 
 
 @functools.cache
@@ -89,8 +79,7 @@ def train_here(spec, overrides, workdir):
 def environment(devices=8, **more):
     """Of processes with so many devices, which compile as the tests do."""
     flags = re.sub(r"(device_count)=\d+", rf"\1={devices}", os.environ["XLA_FLAGS"])
-    cache = {key.upper(): str(value) for key, value in CACHE.items()}
-    return os.environ | {"XLA_FLAGS": flags} | cache | more
+    return os.environ | {"XLA_FLAGS": flags} | more
 
 
 def arguments(spec, overrides, workdir):
