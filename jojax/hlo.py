@@ -72,7 +72,7 @@ def arrays(shape: str):
     """(bytes of an element, sizes, layout) of every array in a type."""
     for kind, sizes, layout in SHAPE.findall(shape):
         if kind != "token":
-            bits = 8 if kind == "pred" else int(re.search(r"\d+", kind)[0])
+            bits = 8 if kind == "pred" else int(re.findall(r"\d+", kind)[0])
             yield bits / 8, [int(n.lstrip("<=")) for n in sizes.split(",") if n], layout
 
 
@@ -252,22 +252,22 @@ def dot(one: Instruction, shapes: list[str], pattern: str) -> float:
 
 def convolution(one: Instruction, shapes: list[str]) -> float:
     """2 · output positions and channels · kernel positions that meet an input · input channels."""
-    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", one.attributes)
+    of_left, of_right, of_out = re.findall(r"dim_labels=(\w+)_(\w+)->(\w+)", one.attributes)[0]
     (_, left, _), (_, right, _), (_, out, _) = (next(arrays(s)) for s in (*shapes[:2], one.shape))
     if "convBackwardInput" in one.attributes:  # cuDNN's gradients bear the labels of the product that they belong to
         left, out = out, left
     elif "convBackwardFilter" in one.attributes:
         right, out = out, right
-    window = re.search(r"window=\{([^}]*)\}", one.attributes)
-    options = dict(item.split("=") for item in window[1].split()) if window else {}
-    total = 2.0 * out[labels[3].index("b")] * out[labels[3].index("f")] * right[labels[2].index("i")]
-    for axis in range(len(options["size"].split("x")) if options else 0):
-        rows, kernel, inputs = (
-            t[label.index(str(axis))] for t, label in ((out, labels[3]), (right, labels[2]), (left, labels[1]))
+    total = 2.0 * out[of_out.index("b")] * out[of_out.index("f")] * right[of_right.index("i")]
+    window = dict(
+        item.split("=") for text in re.findall(r"window=\{([^}]*)\}", one.attributes) for item in text.split()
+    )
+    for axis, size in enumerate(window.get("size", "").split("x") if window else ()):
+        rows, inputs = out[of_out.index(str(axis))], left[of_left.index(str(axis))]
+        stride, spread, dilate = (
+            int(window[key].split("x")[axis]) if key in window else 1 for key in ("stride", "lhs_dilate", "rhs_dilate")
         )
-        one_of = lambda key, default: options.get(key, "x".join([default] * 9)).split("x")[axis]  # noqa: B023, E731
-        stride, spread, dilate = (int(one_of(k, "1")) for k in ("stride", "lhs_dilate", "rhs_dilate"))
-        low = int(one_of("pad", "0_0").split("_")[0])
-        at = np.arange(rows)[:, None] * stride + np.arange(kernel) * dilate - low
+        low = int(window["pad"].split("x")[axis].split("_")[0]) if "pad" in window else 0
+        at = np.arange(rows)[:, None] * stride + np.arange(int(size)) * dilate - low
         total *= np.count_nonzero((at >= 0) & (at <= (inputs - 1) * spread) & (at % spread == 0))
     return total

@@ -16,6 +16,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -41,7 +42,7 @@ def measure(settings, spec, topology) -> dict:
         "train": (parts.step_fn, (parts.like, parts.abstract_batch()), settings.batch_size, flops.training),
         "eval": (job.evaluate_step, (params, parts.abstract_batch(rows), constants), rows, flops.forward),
     }
-    out = {
+    out: dict[str, Any] = {
         "config": spec,
         "topology": topology,
         "devices": count,
@@ -109,7 +110,7 @@ def compiled(step, arguments, chip, model) -> dict:
 def leaves(tree):
     import jax
 
-    return [leaf for leaf in jax.tree.leaves(tree) if hasattr(leaf, "sharding")]
+    return [leaf for leaf in jax.tree.leaves(tree) if getattr(leaf, "sharding", None)]
 
 
 def remedies(settings, out) -> list[str]:
