@@ -22,6 +22,7 @@ from absl import flags
 
 from jojax import chips, cli, config
 
+SIZE = r"([\d.]+)([KMGT])"
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -42,6 +43,10 @@ def measure(settings, spec, topology) -> dict:
         "train": (parts.step_fn, (parts.like, parts.abstract_batch()), settings.batch_size, flops.training),
         "eval": (job.evaluate_step, (params, parts.abstract_batch(rows), constants), rows, flops.forward),
     }
+    found: dict[str, dict[str, Any]] = {
+        name: {"batch": batch, **compiled(step, arguments, chip, model(settings) * batch / count)}
+        for name, (step, arguments, batch, model) in steps.items()
+    }
     out: dict[str, Any] = {
         "config": spec,
         "topology": topology,
@@ -50,12 +55,9 @@ def measure(settings, spec, topology) -> dict:
         "encoding": settings.encoding.to_dict(),
         "parameters": result.count_parameters(params),
         "versions": result.versions(),
-        "steps": {
-            name: {"batch": batch} | compiled(step, arguments, chip, model(settings) * batch / count)
-            for name, (step, arguments, batch, model) in steps.items()
-        },
+        "steps": found,
     }
-    out["fits"] = all(step["memory"]["left"] >= 0 for step in out["steps"].values())
+    out["fits"] = all(step["memory"]["left"] >= 0 for step in found.values())
     out["remedies"] = [] if out["fits"] else remedies(settings, out)
     return out
 
@@ -71,11 +73,14 @@ def compiled(step, arguments, chip, model) -> dict:
         # inside attention.compiled_for(chip.platform) once there is one: the chip's own kernels
         program = step.lower(*arguments).compile()
     except jax.errors.JaxRuntimeError as error:
-        used = re.search(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm", str(error))
-        if not used:
+        said = re.search(
+            rf"Used {SIZE} of {SIZE} hbm|temporaries \({SIZE}\) exceeds available HBM \({SIZE}\)", str(error)
+        )
+        if not said:
             raise
-        peak, room = (float(used[i]) * UNITS[used[i + 1]] for i in (1, 3))
+        peak, room = (float(n) * UNITS[unit] for n, unit in re.findall(SIZE, said[0]))
         given = sum(math.prod(t.sharding.shard_shape(t.shape)) * t.dtype.itemsize for t in leaves(arguments))
+        peak += given if "temporaries" in said[0] else 0
         memory = {"arguments": given, "temporaries": peak - given, "peak": peak, "left": room - peak}
         return {"memory": memory, "compile_seconds": time.monotonic() - start}
     seconds = time.monotonic() - start
