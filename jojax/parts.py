@@ -9,13 +9,13 @@ from jojax import clock, optim, shard, stages, state, step, task
 
 
 class Parts:
-    """Of the stage that was entered last; `config` is that of the whole run."""
+    """Of the stage that was entered last; `config` is that of the whole run, `devices` by default all there are."""
 
     clock: clock.Clock
 
-    def __init__(self, config, name, workdir):
+    def __init__(self, config, name, workdir, devices=None):
         self.config, self.name, self.workdir = config, name, Path(workdir)
-        self.mesh = shard.make_mesh(config.mesh)
+        self.mesh = shard.make_mesh(config.mesh, devices)
         shard.check_batch(config.batch_size, self.mesh, config.optim.accumulate)
         self.stages = stages.split(config)
         self.compile_seconds = 0.0
@@ -55,9 +55,10 @@ class Parts:
         ema = self.like.ema is not None
         return state.init_state(self.job.init, self.tx, self.mesh, self.config.seed, ema=ema, aux=self.job.aux)
 
-    def abstract_batch(self):
+    def abstract_batch(self, rows=None):
+        """Shapes of a batch of training, or of so many rows."""
         where = shard.batch_sharding(self.mesh)
-        shapes = self.job.batch_shapes(self.config.batch_size)
+        shapes = self.job.batch_shapes(rows or self.config.batch_size)
         return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), shapes)
 
     def compiled(self, now):

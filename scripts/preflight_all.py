@@ -1,0 +1,138 @@
+"""results/preflight.{json,md}: every config compiled for chips that are not there, and a dozen encodings of two models.
+
+    python scripts/preflight_all.py [--only TEXT] [--print]
+
+One point after the other as `python -m jojax.preflight`, the records written after each: a second call goes on where
+the first was stopped. Points whose compiler is not installed are left for another time (the extras tpu and cuda).
+"""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from jojax import chips, config, preflight  # noqa: E402 — the repository's own package, installed or not
+from jojax.errors import UserError  # noqa: E402
+
+RECORDS = ROOT / "results" / "preflight.json"
+VISION = ("rope_axial", "rope_axial_qkv", "none", "learned", "rope_mixed", "rope_mixed_qkv", "rel_bias_2d", "alibi_2d")
+VISION += ("comrope_ld", "liere", "grape_m_2d", "jo_projected_2d", "householder")
+TEXT = ("rope", "jo_fixed", "jo_projected", "jo_projected_qk", "none", "alibi", "fox", "grape_m_freq", "grape_m_ctx")
+TEXT += ("grape_ap_strict", "jo_blocks", "householder", "fire")
+SLICES = ("16x16", "8x16", "8x8", "4x8", "4x4", "2x4", "2x2")  # of a v5e pod
+LARGE = ["--config.batch_size=512", "--config.mesh.data=1", "--config.mesh.fsdp=64"]  # 480 rows are not for 64 chips
+
+
+def points():
+    """(spec, overrides, topology)"""
+    for path in sorted((ROOT / "configs").glob("*.py")):
+        spec = f"configs/{path.name}"
+        if hasattr(config.module(str(path)), "get_config"):
+            yield from both(spec)
+    for spec, encodings in (
+        ("configs/imagenet_vits.py:", VISION),
+        ("configs/length_extrapolation.py:size=owt16,", TEXT),
+    ):
+        for encoding in encodings:
+            yield from both(f"{spec}encoding={encoding}")
+    yield "configs/grape_llama.py:size=large", LARGE, "v5p:4x4x4"
+
+
+def both(spec):
+    """On the largest part of a v5e pod, and of a node of H200s, that the batch can be split over."""
+    rows = config.load(str(ROOT / spec)).batch_size
+    fitting = [shape for shape in SLICES if rows % math.prod(map(int, shape.split("x"))) == 0]
+    if fitting:
+        yield spec, [], f"v5e:{fitting[0]}"
+    yield spec, [], f"h200:{max(n for n in (1, 2, 4, 8) if rows % n == 0)}"
+
+
+def table(records):
+    """Markdown; times of a step also over those of the first row of the same model and chips."""
+    heads = ("config", "chips", "parameters", "peak", "of memory", "GFLOP", "model's share", "GiB moved", "MiB sent")
+    heads += ("step at least", "over the first", "bound by", "compiled in")
+    lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join(["---"] * len(heads)) + " |"]
+    first = {}
+    for key, out in records.items():
+        step, memory = out["steps"]["train"], out["steps"]["train"]["memory"]
+        share = f"{memory['peak'] / (memory['peak'] + memory['left']):.0%}"
+        cells = [key.rpartition(" on ")[0], out["topology"], f"{out['parameters']['total']:,}"]
+        cells += [preflight.of_bytes(memory["peak"]), share if out["fits"] else f"{share}, does not fit"]
+        if "flops" in step:
+            sent = sum(one["bytes"] for one in step["collectives"].values())
+            least = max(step["seconds"].values())
+            base = first.setdefault((out["config"].partition("encoding=")[0], out["topology"]), least)
+            cells += [f"{step['flops'] / 1e9:,.1f}", f"{step['model_flops'] / step['flops']:.3f}"]
+            cells += [f"{step['bytes'] / 2**30:,.2f}", f"{sent / 2**20:,.1f}", preflight.of_seconds(least)]
+            cells += [f"{least / base:.3f}", step["bound"]]
+        else:
+            cells += ["–"] * 7
+        lines.append("| " + " | ".join([*cells, f"{step['compile_seconds']:.0f} s"]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+HEAD = """# What the configs need, by the compiler
+
+A device's share of a training step, compiled without the chips by scripts/preflight_all.py; what the columns mean and
+how they are counted stands in jojax/preflight.py. Times are the least there can be, not measurements.
+
+"""
+
+
+def write(records):
+    for path, text in (
+        (RECORDS, json.dumps(records, indent=1) + "\n"),
+        (RECORDS.with_suffix(".md"), HEAD + table(records)),
+    ):
+        new = path.with_suffix(path.suffix + ".new")
+        new.write_text(text)
+        new.replace(path)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="points whose name has this text")
+    parser.add_argument("--print", action="store_true", help="show the points and compile nothing")
+    args = parser.parse_args()
+    todo = {" ".join((spec, *given, "on", topology)): (spec, given, topology) for spec, given, topology in points()}
+    records = json.loads(RECORDS.read_text()) if RECORDS.exists() else {}
+    failed = []
+    for key, (spec, given, topology) in todo.items():
+        if args.only not in key:
+            continue
+        ready = key in records or chips.missing(topology) or "to do"
+        print(f"{key}: {'done' if key in records else ready}", flush=True)
+        if args.print or ready != "to do":
+            continue
+        with tempfile.NamedTemporaryFile(suffix=".json") as file:
+            command = [
+                "-m",
+                "jojax.preflight",
+                f"--config={spec}",
+                *given,
+                f"--topology={topology}",
+                f"--json={file.name}",
+            ]
+            code = subprocess.run(
+                [sys.executable, *command], cwd=ROOT, stdout=subprocess.DEVNULL, check=False
+            ).returncode
+            if code in (0, 1) and (text := Path(file.name).read_text()):
+                records[key] = json.loads(text)
+                write({k: records[k] for k in todo if k in records})
+            else:
+                failed.append(key)
+    if failed:
+        sys.exit("failed:\n  " + "\n  ".join(failed))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")
