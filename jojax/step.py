@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from jojax import optim
+from jojax import optim, shard
 from jojax.state import TrainState
 
 RNGS = ("dropout", "encoding", "mix")
@@ -68,7 +68,8 @@ def make_train_step(
     tx: from `optim.make`, or any optax transformation.
     cfg: reads seed, optim.accumulate, optim.ema, log.every_steps. `state.sums` starts anew at the first step
         after a multiple of log.every_steps; read it with `metrics.averages` at those steps and at the last.
-    shardings: TrainState of NamedShardings that the new state shall keep; needed where parameters are split.
+    shardings: TrainState of NamedShardings that the new state shall keep; needed where anything is split. The step
+        is traced in their mesh.
     mix: (batch, key) -> batch, before it is cut into micro-batches.
     """
     opts = optim.options(cfg.optim)
@@ -93,7 +94,8 @@ def make_train_step(
         new = state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema)
         return _guard(state, new, _add(state, sums, rate, log_every), norm)
 
-    return jax.jit(train_step, donate_argnums=0, out_shardings=shardings)
+    mesh = None if shardings is None else shardings.step.mesh
+    return jax.jit(shard.within(mesh, train_step), donate_argnums=0, out_shardings=shardings)
 
 
 def _add(state: TrainState, sums: dict[str, Array], rate: Array, log_every: int) -> dict[str, Array]:

@@ -1,7 +1,10 @@
-"""One run on one, two and eight devices, parameters split, data and parameters split: the same start, the same losses.
-Eight devices with the data alone split are tested against four in test_resume."""
+"""One run on one device and on several, every way that the mesh splits it: the same start, the same losses, and no more
+traffic between devices than the split needs. Eight devices with the data alone split are tested against four in
+test_resume."""
 
 import functools
+import math
+import re
 
 import jax
 import numpy as np
@@ -9,47 +12,83 @@ import pytest
 
 import runs
 from jojax import loop, metrics, shard, state, tree
-from runs import lm
+from runs import lm, vit
 
-SPEC = "configs/quickstart.py:smoke,encoding=jo_projected"
 # wide enough that fsdp splits the tables and the MLP
-MODEL = {"model.width": 64, "data.vocab": 300, "model.mlp_ratio": 4.0}
-MESHES = {
-    "data=1": (1, {}),
-    "fsdp=2": (2, {"mesh.data": 1, "mesh.fsdp": 2}),
-    "data=4,fsdp=2": (8, {"mesh.data": 4, "mesh.fsdp": 2}),
-}
+TEXT = {"model.width": 64, "data.vocab": 300, "model.mlp_ratio": 4.0, "model.depth": 2}
+SINGLE = (dict(fsdp=2), dict(tensor=2), dict(sequence=2))
+PAIRS = (
+    dict(data=4, fsdp=2),
+    dict(data=2, tensor=2),
+    dict(data=2, sequence=4),
+    dict(fsdp=2, tensor=2),
+    dict(fsdp=2, sequence=2),
+    dict(tensor=2, sequence=4),
+)
+
+
+def config_of(encoding, sizes):
+    """A small run of text, or of images; rows hold several documents."""
+    mesh = {f"mesh.{axis}": size for axis, size in (dict(data=1) | sizes).items()}
+    if encoding.startswith("rope_axial"):
+        return runs.config_of(f"{runs.VIT},encoding={encoding}", vit() | {"model.width": 64} | mesh)
+    return runs.config_of(f"configs/quickstart.py:smoke,encoding={encoding}", lm() | TEXT | mesh)
+
+
+def made(encoding, sizes):
+    """A run's parts on the first of this process's devices."""
+    devices = jax.devices()[: math.prod(sizes.values())]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard, "make_mesh", functools.partial(shard.make_mesh, devices=devices))
+        return loop.Run(config_of(encoding, sizes), encoding, runs.FOLDER)
 
 
 @functools.cache
-def five_steps(name):
-    """(first state, losses, last state as NumPy) of the training loop's parts on that mesh."""
-    devices, mesh = MESHES[name]
-    with pytest.MonkeyPatch.context() as patch:  # fewer devices than this process has
-        patch.setattr(shard, "make_mesh", functools.partial(shard.make_mesh, devices=jax.devices()[:devices]))
-        run = loop.Run(runs.config_of(SPEC, lm() | MODEL | mesh), SPEC, runs.FOLDER)
+def five_steps(encoding, **sizes):
+    """(first state, losses, last state as NumPy, split parameters, compiled step) of the training loop's parts."""
+    run = made(encoding, sizes)
     run.open_data()
     now = state.init_state(run.job.init, run.tx, run.mesh, 0)
     first = tree.leaves(jax.device_get(now))
     split = {n for n, leaf in tree.leaves(now.params).items() if not leaf.sharding.is_fully_replicated}
-    losses = []
+    losses, step = [], run.step_fn.lower(now, run.abstract_batch()).compile()
     data = run.batches(0)
     for _ in range(5):
-        now = run.step_fn(now, shard.to_global(next(data), run.mesh))
+        now = step(now, shard.to_global(next(data), run.mesh))
         losses.append(metrics.averages(now.sums)["loss"])
     data.close()
-    return first, losses, tree.leaves(jax.device_get(now)), split
+    return first, losses, tree.leaves(jax.device_get(now)), split, step.as_text()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(MESHES)[:0:-1])
-def test_same_start_and_losses(name):
-    first, losses, last, split = five_steps(name)
-    start, want, end, _ = five_steps("data=1")
+def same_as_on_one(encoding, capfd, **sizes):
+    first, losses, last, *_ = five_steps(encoding, **sizes)
+    start, want, end, split, _ = five_steps(encoding)
     runs.same(first, start)
     np.testing.assert_allclose(losses, want, rtol=1e-5)
-    assert len(set(want)) == 5
+    assert len(set(want)) == 5 and not split
     for leaf, array in last.items():
         np.testing.assert_allclose(array, end[leaf], rtol=1e-2, atol=1e-4, err_msg=leaf)
-    assert split >= {"blocks/mlp_in/kernel", "blocks/mlp_out/kernel", "embed/embedding", "head/kernel"}
-    assert not five_steps("data=1")[3]
+    assert "rematerialization" not in capfd.readouterr().err
+
+
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "sizes"),
+    [
+        ("jo_projected", dict(tensor=2, sequence=2)),
+        *(slow("jo_projected", sizes) for sizes in SINGLE + PAIRS),
+        *(slow(e, sizes) for e in ("rope", "fox", "grape_ap", "alibi") for sizes in (*SINGLE[1:], PAIRS[-1])),
+        *(slow("rope_axial_qkv", sizes) for sizes in (SINGLE[1], PAIRS[1], PAIRS[3])),
+    ],
+)
+def test_same_start_and_losses(encoding, sizes, capfd):
+    same_as_on_one(encoding, capfd, **sizes)
+
+
+def traffic(text):
+    """[(kind, shapes of the result)] of the collectives in a compiled program."""
+    kinds = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
+    for result, kind in re.findall(rf"= (.*?) ({kinds})(?:-start)?\(", text):
+        yield kind, [tuple(map(int, filter(None, dims.split(",")))) for dims in re.findall(r"\[([\d,]*)\]", result)]

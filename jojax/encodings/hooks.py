@@ -125,6 +125,13 @@ def _edge(encoding, edge, sizes, dtype):
     r, s = (jnp.shape(t)[-1] if jnp.ndim(t) else 0 for t in (edge.query, edge.key))
     _shape(encoding, "journey", "the edge's query", edge.query, dict(B=B, L=L, H=H, r=r), "BH")
     _shape(encoding, "journey", "the edge's key", edge.key, dict(B=B, L=L, G=G, s=s), "BG")
+    for t in jax.tree.leaves(edge.weights):
+        if jnp.shape(t)[-1:] not in ((H,), (1,)):
+            raise _slip(
+                encoding,
+                "journey",
+                f"answers an edge with weights of shape {list(jnp.shape(t))}, whose last axis must be H = {H}, or 1",
+            )
     try:
         hash(edge.step)
     except TypeError:

@@ -9,7 +9,7 @@ from flax import linen as nn
 from jojax.encodings import hooks
 from jojax.encodings.base import Context, wide
 from jojax.errors import UserError
-from jojax.models import stack
+from jojax.models import sharded, stack
 from jojax.models.attention import Sites
 from jojax.models.block import Spec
 
@@ -67,7 +67,7 @@ class ViT(nn.Module):
         if encoding.BOUNDED_LENGTH and grid != spec.dims.grid:
             raise UserError(f"this encoding is a table of {spec.dims.grid} patches, the image has {grid}: resize it")
         x, shared, carry = hooks.begin(encoding, x, ctx)
-        x = nn.Dropout(spec.dropout, deterministic=not train)(x)
+        x = sharded.lay(nn.Dropout(spec.dropout, deterministic=not train)(x))
         sites = Sites(jnp.arange(L), None)
         x, _ = stack.run(
             self,
