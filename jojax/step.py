@@ -75,6 +75,7 @@ def make_train_step(
     opts = optim.options(cfg.optim)
     seed, log_every = cfg.seed, cfg.log.every_steps
     tx = optax.with_extra_args_support(tx)
+    mesh = None if shardings is None else shardings.step.mesh
 
     def train_step(state: TrainState, batch: Batch) -> TrainState:
         rngs = step_rngs(seed, state.step)
@@ -83,6 +84,8 @@ def make_train_step(
         grads, sums = _gradient(loss_fn, state.params, batch, rngs, opts.accumulate)
         count = jnp.where(sums["count"] > 0, sums["count"], 1)  # no targets: a gradient of 0, not of NaN
         grads = jax.tree.map(lambda g: (g / count).astype(g.dtype), grads)
+        if mesh is not None and mesh.size > 1:  # else what lies whole may be updated in parts, then gathered thrice
+            grads = lax.with_sharding_constraint(grads, shardings.params)
         norm = optax.tree.norm(grads)
         updates, opt_state = tx.update(grads, state.opt_state, state.params, step=state.step)
         params = optax.apply_updates(state.params, updates)
@@ -94,7 +97,6 @@ def make_train_step(
         new = state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema)
         return _guard(state, new, _add(state, sums, rate, log_every), norm)
 
-    mesh = None if shardings is None else shardings.step.mesh
     return jax.jit(shard.within(mesh, train_step), donate_argnums=0, out_shardings=shardings)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import runs
-from jojax import loop, metrics, shard, state, tree
+from jojax import evaluate, generate, loop, metrics, shard, state, tree
 from runs import lm, vit
 
 # wide enough that fsdp splits the tables and the MLP
@@ -92,3 +92,27 @@ def traffic(text):
     kinds = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
     for result, kind in re.findall(rf"= (.*?) ({kinds})(?:-start)?\(", text):
         yield kind, [tuple(map(int, filter(None, dims.split(",")))) for dims in re.findall(r"\[([\d,]*)\]", result)]
+
+
+@pytest.mark.slow
+def test_a_split_run_is_read_as_on_one_device(tmp_path, monkeypatch):
+    """Its metrics, its losses at other lengths, the text that it writes; and its diagnostics come."""
+    encoding, sizes = "jo_projected", dict(data=2, tensor=2, sequence=2)
+    mesh = {f"mesh.{axis}": size for axis, size in sizes.items()}
+    overrides = lm(eval__diagnostics=2) | TEXT | {"steps": 3} | mesh
+    assert runs.train_here(f"configs/quickstart.py:smoke,encoding={encoding}", overrides, tmp_path) == 0
+
+    def read():
+        found = evaluate.evaluate_run(tmp_path, lengths=(32, 64))
+        lengths = found["extrapolation"]["lengths"]
+        values = found["evaluation"] | {n: lengths[n]["loss"] for n in ("32", "64")}
+        return values, list(generate.load(tmp_path).tokens(list(b"The river"), 5))
+
+    record = runs.result(tmp_path)
+    assert len(record["diagnostics"]["blocks"]) == 2
+    split, text = read()
+    monkeypatch.setattr(shard, "make_mesh", functools.partial(shard.make_mesh, devices=jax.devices()[:1]))
+    one, same = read()
+    assert split == pytest.approx(one, rel=1e-5) and text == same
+    assert record["metrics"]["loss"] == pytest.approx(one["loss"], rel=1e-5)
+    assert record["extrapolation"]["lengths"]["64"]["loss"] == pytest.approx(one["64"], rel=1e-5)

@@ -224,6 +224,13 @@ def test_a_prefix_that_changes_between_chunks():
     assert str(caught.value) == f"encoding Forgets: {said}"
 
 
+def test_what_advances_within_another_is_for_the_hook_advance_too():
+    model = zoo.lm("jo_projected+fox")
+    shapes = jax.eval_shape(model.init, jax.random.key(0), zoo.tokens())["params"]["blocks"]["encoding"]
+    assert {n: t["kernel"].shape[0] for n, t in shapes["of_rotation"].items()} == {"advance": 2}
+    assert len(shapes["of_bias"])
+
+
 def test_what_an_encoding_raises_itself_is_left_alone():
     class Own(Encoding):
         def begin(self, x, ctx):

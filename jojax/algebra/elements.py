@@ -15,8 +15,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
 Mul = Callable[[Array, Array], Array]
@@ -140,6 +142,13 @@ def _parts(x: Array, axis: int, shards: int) -> Array:
     return x.reshape(*x.shape[:axis], shards, -1, *x.shape[axis + 1 :])
 
 
+def _everywhere(x: Array, axis: int) -> Array:
+    """x with `axis` whole on every device, for steps too short to be worth a message each."""
+    free = [P.UNCONSTRAINED] * x.ndim
+    free[axis] = None
+    return x if jax.sharding.get_abstract_mesh().empty else lax.with_sharding_constraint(x, P(*free))
+
+
 def _prefix_of_parts(step, mul, identity, axis, restart, initial, shards):
     """`prefix`, each part on its own, then what was before a part times what is in it up to a site."""
     whole, one = step.shape, _at_site(identity, step, axis)
@@ -147,9 +156,10 @@ def _prefix_of_parts(step, mul, identity, axis, restart, initial, shards):
     begun, ended = jnp.zeros(step.shape[: axis + 2], bool), None
     if restart is not None:
         restart = _parts(restart, axis, shards)
-        begun, ended = lax.associative_scan(jnp.logical_or, restart, axis=axis + 1), restart.any(axis + 1)
+        begun = lax.associative_scan(jnp.logical_or, restart, axis=axis + 1)
+        ended = _everywhere(restart.any(axis + 1), axis)
     *own, total = prefix(step, mul, one, axis=axis + 1, restart=restart)
-    _, through, last = prefix(total, mul, identity, axis=axis, restart=ended, initial=initial)
+    _, through, last = prefix(_everywhere(total, axis), mul, identity, axis=axis, restart=ended, initial=initial)
     before = shift(through, identity if initial is None else initial, axis)
     earlier = (False, jnp.expand_dims(before, axis + 1))
     begun = begun.reshape(begun.shape + (1,) * (step.ndim - begun.ndim))
@@ -161,7 +171,7 @@ def shift(x: Array, first: ArrayLike, axis: int = 1, *, shards: int = 1) -> Arra
     """x of the site before, along `axis`; `first` (one site's shape) before the first. `shards` as in `prefix`."""
     if shards > 1:
         parts = _parts(x, axis, shards)
-        before = shift(lax.index_in_dim(parts, -1, axis + 1, keepdims=False), first, axis)
+        before = shift(_everywhere(lax.index_in_dim(parts, -1, axis + 1, keepdims=False), axis), first, axis)
         return shift(parts, before, axis + 1).reshape(x.shape)
     return jnp.concatenate([_at_site(first, x, axis), lax.slice_in_dim(x, 0, -1, axis=axis)], axis)
 

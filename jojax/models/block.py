@@ -83,10 +83,10 @@ class Block(nn.Module):
             mixed, new_past = self.attend(encoding, x, carry, ctx, shared, sites, at, past)
         x = sharded.lay(x + self.drop(self.scaled(mixed, "mixer"), drop_rate, ctx.train))
         out, hidden = self.feed_forward(self.spec.make_norm("norm_mlp")(x), ctx.train)
-        x = sharded.lay(x + self.drop(self.scaled(out, "mlp"), drop_rate, ctx.train))
+        x = x + self.drop(self.scaled(out, "mlp"), drop_rate, ctx.train)
         if self.advances:
             carry = hooks.advance(encoding, shared, carry, hidden, ctx)
-        return (x, carry), new_past
+        return sharded.lay((x, carry)), new_past
 
     def recur(self, encoding, x, ctx, past):
         recurrence.check_encoding(encoding)

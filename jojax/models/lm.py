@@ -33,7 +33,7 @@ class Head(nn.Module):
         V = self.spec.dims.vocab
         if table is None:
             init = nn.initializers.normal(self.spec.init_std)
-            kernel = self.param("kernel", init, (x.shape[-1], V))
+            kernel = sharded.vocabulary(self.param("kernel", init, (x.shape[-1], V)), 1)
         else:
             kernel = table.T
         bias = self.param("bias", nn.initializers.zeros, (V,)) if self.bias else jnp.zeros((V,))
@@ -112,11 +112,12 @@ class LM(nn.Module):
             raise UserError(f"a cache of {capacity} sites cannot hold {L} tokens: raise capacity")
         if encoding.BOUNDED_LENGTH and capacity > spec.dims.length:
             raise UserError(f"this encoding ends at {spec.dims.length} positions; a cache of {capacity} is beyond it")
-        x, shared, carry = hooks.begin(encoding, embed(tokens), ctx)
-        x = sharded.lay(nn.Dropout(spec.dropout, deterministic=not train)(x))
+        table = sharded.vocabulary(embed.embedding, 0)
+        x, shared, carry = hooks.begin(encoding, jnp.take(table.astype(dtype), tokens, axis=0), ctx)
+        x = nn.Dropout(spec.dropout, deterministic=not train)(x)
         x, blocks = stack.run(
             self,
-            (x, carry),
+            sharded.lay((x, carry)),
             ctx,
             shared,
             (queries, keys),
@@ -130,7 +131,7 @@ class LM(nn.Module):
         )
         x = spec.make_norm("norm")(x)
         head = Head(spec, self.head_bias, self.loss_chunk, name="head")
-        out = head(x, embed.embedding if self.tied else None, targets)
+        out = head(x, table if self.tied else None, targets)
         if not capacity:
             return out
         return out, {"blocks": blocks, "at": at + L, "last": document[:, -1:], "segment": slots}

@@ -5,6 +5,8 @@ its own sites and heads, and gathers the keys, values and edge keys of all sites
 cut again. Without a mesh all is as given. A causal model's last shard has most to do: sites are cut in their order.
 """
 
+import functools
+
 import jax
 from jax import lax
 from jax.sharding import PartitionSpec as P
@@ -21,9 +23,23 @@ def meshed() -> bool:
     return {*ROWS, SITES, HEADS} <= set(jax.sharding.get_abstract_mesh().axis_names)
 
 
-def lay(x):
-    """x [B, L, ...], each device with its rows and sites."""
-    return lax.with_sharding_constraint(x, P(ROWS, SITES)) if meshed() else x
+def lay(tree):
+    """Arrays [B, L, ...], each device with its rows and sites; the first says B and L, what has other axes stays."""
+    if not meshed():
+        return tree
+    sites = jax.tree.leaves(tree)[0].shape[:2]
+    here = functools.partial(lax.with_sharding_constraint, shardings=P(ROWS, SITES))
+    return jax.tree.map(lambda t: here(t) if t.shape[:2] == sites else t, tree)
+
+
+def vocabulary(table, axis):
+    """An array with an entry a token along `axis`, as it is used: over `tensor` where that divides it, gathered over
+    fsdp, where else rows would be."""
+    if not meshed():
+        return table
+    names = [None] * table.ndim
+    names[axis] = HEADS if table.shape[axis] % jax.sharding.get_abstract_mesh().shape[HEADS] == 0 else None
+    return lax.with_sharding_constraint(table, P(*names))
 
 
 def attend(function, q, k, v, query: Sites, key: Sites, *, edge=None, edge_key=None, **static):

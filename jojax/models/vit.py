@@ -67,11 +67,11 @@ class ViT(nn.Module):
         if encoding.BOUNDED_LENGTH and grid != spec.dims.grid:
             raise UserError(f"this encoding is a table of {spec.dims.grid} patches, the image has {grid}: resize it")
         x, shared, carry = hooks.begin(encoding, x, ctx)
-        x = sharded.lay(nn.Dropout(spec.dropout, deterministic=not train)(x))
+        x = nn.Dropout(spec.dropout, deterministic=not train)(x)
         sites = Sites(jnp.arange(L), None)
         x, _ = stack.run(
             self,
-            (x, carry),
+            sharded.lay((x, carry)),
             ctx,
             shared,
             (sites, sites),
