@@ -81,7 +81,7 @@ def parameter_spec(path: str, shape: tuple[int, ...], fsdp: int, tensor: int = 1
     """Where `tensor` and `fsdp` split one array, by RULES. `path` is '/'-joined. UserError: `tensor` does not divide
     what it must."""
     axes: list[str | None] = [None] * len(shape)
-    lead, axis, sized_by = next(row for pattern, *row in RULES if re.search(pattern, path))
+    lead, axis, sized_by = next(row[1:] for row in RULES if re.search(row[0], path))
     if tensor > 1 and axis is not None:
         if shape[axis] % tensor == 0:
             axes[axis] = "tensor"

@@ -58,7 +58,7 @@ def make_train_step(
     loss_fn: LossFn,
     tx: optax.GradientTransformation,
     cfg: Any,
-    shardings: TrainState | None = None,
+    shardings: Any = None,
     mix: Callable[[Batch, Array], Batch] | None = None,
 ) -> jax.stages.Wrapped:
     """`state = train_step(state, batch)`, jitted; the old state is donated.

@@ -2,6 +2,7 @@
 traffic between devices than the split needs. Eight devices with the data alone split are tested against four in
 test_resume."""
 
+import collections
 import functools
 import math
 import re
@@ -88,10 +89,33 @@ def test_same_start_and_losses(encoding, sizes, capfd):
 
 
 def traffic(text):
-    """[(kind, shapes of the result)] of the collectives in a compiled program."""
+    """(kind, elements) of each array that a compiled program's collectives bring to a device; a loop's count once."""
     kinds = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
     for result, kind in re.findall(rf"= (.*?) ({kinds})(?:-start)?\(", text):
-        yield kind, [tuple(map(int, filter(None, dims.split(",")))) for dims in re.findall(r"\[([\d,]*)\]", result)]
+        for shape in re.findall(r"\[([\d,]*)\]", result):
+            yield kind, math.prod(map(int, filter(None, shape.split(","))))
+
+
+# of the 15 parameters 11 have more than 256 elements
+TRAFFIC = {
+    # gathered: mlp_in and mlp_out before each pass of a block, embedding and head once; reduced: gradients
+    "fsdp": {"all-gather": 2 * 2 + 2, "all-reduce": 11},
+    # reduced: the embedding; out, mlp_out, advance; backwards mlp_in, query, key, value, and the head. Gathered: the
+    # two cotangents of what `begin` and `advance` answer, whose heads are split; advance's gradient, which lies whole
+    "tensor": {"all-reduce": 1 + 3 + 4 + 1, "all-gather": 2 + 1},
+    # gathered: keys, values, the parts' totals, their cotangents; cut again: those of keys, values; reduced: gradients
+    "sequence": {"all-gather": 2 + 1 + 1, "reduce-scatter": 2, "all-reduce": 11},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axis", TRAFFIC)
+def test_no_more_travels_than_the_split_needs(axis):
+    """Of arrays larger than one number a site: no logits, no activation twice, no message for each step of a scan."""
+    found = list(traffic(five_steps("jo_projected", **{axis: 2})[-1]))
+    assert collections.Counter(kind for kind, size in found if size > 8 * 32) == TRAFFIC[axis]
+    assert {kind for kind, _ in found} == set(TRAFFIC[axis])
+    assert max(size for _, size in found) <= max(300 * 64, 8 * 32 * 64)
 
 
 @pytest.mark.slow
@@ -102,17 +126,17 @@ def test_a_split_run_is_read_as_on_one_device(tmp_path, monkeypatch):
     overrides = lm(eval__diagnostics=2) | TEXT | {"steps": 3} | mesh
     assert runs.train_here(f"configs/quickstart.py:smoke,encoding={encoding}", overrides, tmp_path) == 0
 
-    def read():
-        found = evaluate.evaluate_run(tmp_path, lengths=(32, 64))
-        lengths = found["extrapolation"]["lengths"]
-        values = found["evaluation"] | {n: lengths[n]["loss"] for n in ("32", "64")}
-        return values, list(generate.load(tmp_path).tokens(list(b"The river"), 5))
+    def text():
+        return list(generate.load(tmp_path).tokens(list(b"The river"), 5))
 
-    record = runs.result(tmp_path)
-    assert len(record["diagnostics"]["blocks"]) == 2
-    split, text = read()
+    def losses(record):
+        return [row[key] for row in record["extrapolation"]["lengths"].values() for key in ("loss", "tail_loss")]
+
+    split, written = runs.result(tmp_path), text()
+    assert len(split["diagnostics"]["blocks"]) == 2
     monkeypatch.setattr(shard, "make_mesh", functools.partial(shard.make_mesh, devices=jax.devices()[:1]))
-    one, same = read()
-    assert split == pytest.approx(one, rel=1e-5) and text == same
-    assert record["metrics"]["loss"] == pytest.approx(one["loss"], rel=1e-5)
-    assert record["extrapolation"]["lengths"]["64"]["loss"] == pytest.approx(one["64"], rel=1e-5)
+    one = evaluate.evaluate_run(tmp_path, lengths=(32, 64))
+    one["evaluation"].pop("scored")
+    assert split["metrics"] == pytest.approx(one["evaluation"], rel=1e-5)
+    assert losses(split) == pytest.approx(losses(one), rel=1e-5) and len(losses(one)) == 4
+    assert written == text()

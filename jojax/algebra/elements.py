@@ -143,8 +143,8 @@ def _parts(x: Array, axis: int, shards: int) -> Array:
 
 
 def _everywhere(x: Array, axis: int) -> Array:
-    """x with `axis` whole on every device, for steps too short to be worth a message each."""
-    free = [P.UNCONSTRAINED] * x.ndim
+    """x with `axis` whole on every device: one message, not one for each step along so short an axis."""
+    free: list = [P.UNCONSTRAINED] * x.ndim
     free[axis] = None
     return x if jax.sharding.get_abstract_mesh().empty else lax.with_sharding_constraint(x, P(*free))
 
@@ -160,8 +160,8 @@ def _prefix_of_parts(step, mul, identity, axis, restart, initial, shards):
         ended = _everywhere(restart.any(axis + 1), axis)
     *own, total = prefix(step, mul, one, axis=axis + 1, restart=restart)
     _, through, last = prefix(_everywhere(total, axis), mul, identity, axis=axis, restart=ended, initial=initial)
-    before = shift(through, identity if initial is None else initial, axis)
-    earlier = (False, jnp.expand_dims(before, axis + 1))
+    before = _everywhere(shift(through, identity if initial is None else initial, axis), axis)
+    earlier = (jnp.zeros((), bool), jnp.expand_dims(before, axis + 1))
     begun = begun.reshape(begun.shape + (1,) * (step.ndim - begun.ndim))
     exclusive, inclusive = (_join(mul, jnp.expand_dims(one, axis + 1), earlier, (begun, x))[1] for x in own)
     return exclusive.reshape(whole), inclusive.reshape(whole), last
@@ -171,8 +171,8 @@ def shift(x: Array, first: ArrayLike, axis: int = 1, *, shards: int = 1) -> Arra
     """x of the site before, along `axis`; `first` (one site's shape) before the first. `shards` as in `prefix`."""
     if shards > 1:
         parts = _parts(x, axis, shards)
-        before = shift(_everywhere(lax.index_in_dim(parts, -1, axis + 1, keepdims=False), axis), first, axis)
-        return shift(parts, before, axis + 1).reshape(x.shape)
+        last = _everywhere(lax.index_in_dim(parts, -1, axis + 1, keepdims=False), axis)
+        return shift(parts, _everywhere(shift(last, first, axis), axis), axis + 1).reshape(x.shape)
     return jnp.concatenate([_at_site(first, x, axis), lax.slice_in_dim(x, 0, -1, axis=axis)], axis)
 
 

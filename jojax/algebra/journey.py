@@ -129,6 +129,6 @@ def gated_recurrence(
         return jnp.stack([a * c, c * b + d], -1)
 
     start = None if initial is None else jnp.stack([jnp.ones_like(initial), initial], -1)
-    more = dict(restart=restart, initial=start, shards=shards)
-    _, through, last = prefix(jnp.stack([a, b], -1), then, jnp.array([1, 0]), **more)
+    step, one = jnp.stack([a, b], -1), jnp.array([1, 0])
+    _, through, last = prefix(step, then, one, restart=restart, initial=start, shards=shards)
     return through[..., 1], last[..., 1]

@@ -37,7 +37,7 @@ def vocabulary(table, axis):
     fsdp, where else rows would be."""
     if not meshed():
         return table
-    names = [None] * table.ndim
+    names: list = [None] * table.ndim
     names[axis] = HEADS if table.shape[axis] % jax.sharding.get_abstract_mesh().shape[HEADS] == 0 else None
     return lax.with_sharding_constraint(table, P(*names))
 
@@ -66,8 +66,8 @@ def attend(function, q, k, v, query: Sites, key: Sites, *, edge=None, edge_key=N
     weights = edge and jax.tree.map(lambda t: lies(t, *[None] * (t.ndim - 1), HEADS), edge.weights)
     specs = (
         *own((q, k, v)),
-        Sites(P(SITES), None if query.segment is None else P(ROWS, SITES)),
-        Sites(P(), None if key.segment is None else P(ROWS)),
+        jax.tree.map(lambda t: P(SITES) if t.ndim == 1 else P(ROWS, SITES), query),
+        jax.tree.map(lambda t: P() if t.ndim == 1 else P(ROWS), key),
         edge and edge.replace(query=own(edge.query), key=None, weights=weights),
         own(edge_key),
     )
