@@ -78,21 +78,12 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
     ("name", "spec"),
     [
         ("jo_projected+fox", dict(attention="chunked", kv_shift=True)),
-        ("fire", dict(attention="chunked")),
+        slow("fire", dict(attention="chunked")),
         slow("grape_ap", dict(attention="xla")),
-        slow("grape_ap", dict(attention="chunked")),
-        slow("grape_ap_quad", dict(attention="xla")),
-        slow("t5_bias", dict(attention="xla")),
-        slow("kerple", dict(attention="xla")),
         slow("alibi", dict(attention="xla", qk_norm="after", norm="rmsnorm", mlp="swiglu")),
-        slow("householder", dict(attention="xla")),
         slow("jo_blocks", dict(attention="xla")),
-        slow("jo_cbd", dict(attention="xla")),
         slow("jo_random", dict(attention="xla")),
-        slow("grape_m_ctx", dict(attention="xla")),
-        slow("learned", dict(attention="xla")),
-        slow("rope", dict(attention="xla", kv_shift=True)),
-        ("none", dict(mixer="recurrence", attention="auto")),
+        slow("none", dict(mixer="recurrence", attention="auto")),
     ],
 )
 def test_texts(name, spec):
