@@ -79,10 +79,8 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
     [
         ("jo_projected+fox", dict(attention="chunked", kv_shift=True)),
         slow("fire", dict(attention="chunked")),
-        slow("grape_ap", dict(attention="xla")),
         slow("alibi", dict(attention="xla", qk_norm="after", norm="rmsnorm", mlp="swiglu")),
         slow("jo_blocks", dict(attention="xla")),
-        slow("jo_random", dict(attention="xla")),
         slow("none", dict(mixer="recurrence", attention="auto")),
     ],
 )
