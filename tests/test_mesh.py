@@ -90,7 +90,7 @@ def test_texts(name, spec):
     same_on(ALL, text_loss, model, texts(), jnp.zeros((1, 2), jnp.int32))
 
 
-@pytest.mark.parametrize("name", ["rel_bias_2d", slow("alibi_2d"), slow("jo_projected_raster"), slow("comrope_ld")])
+@pytest.mark.parametrize("name", ["rel_bias_2d", slow("comrope_ld")])
 def test_images(name):
     dims = dict(heads=4, kv_heads=2, head_dim=8, width=20, depth=2)
     model = zoo.vit(name, dims=tuple(dims.items()))
