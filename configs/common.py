@@ -53,7 +53,14 @@ def _shared() -> ConfigDict:
     )
     c.checkpoint = ConfigDict(dict(every_steps=500, keep=2))
     c.log = ConfigDict(dict(every_steps=50))
-    c.mesh = ConfigDict(dict(data=-1, fsdp=1, tensor=1, sequence=1))  # -1 = the remaining devices
+    c.mesh = ConfigDict(  # sizes that multiply to the devices; -1 = the remaining ones
+        dict(
+            data=-1,  # splits rows
+            fsdp=1,  # splits rows, and large parameters
+            tensor=1,  # splits heads, MLP units, vocabulary; must divide model.heads, model.kv_heads, the MLP's width
+            sequence=1,  # lm only: splits the sites of a row; must divide data.length and eval.lengths
+        )
+    )
     c.stages = ()  # of staged training: dicts of steps, encoding, lr, encoding_lr, reset_optimizer (jojax/stages.py)
     c.init_from = ""  # a workdir or checkpoint: start from its parameters only
     c.resume = ""  # a workdir: start from its whole state

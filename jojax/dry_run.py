@@ -22,15 +22,14 @@ def report(config, name) -> str:
     """Text; see `traced`."""
     run = traced(config, name)
     n = result.count_parameters(run.like.params)
-    split = run.mesh.shape["fsdp"]
     lines = [
         parameter_overview.get_parameter_overview(run.like.params, include_stats=False),
         *stage_lines(run.stages),
         f"encoding: {config.encoding.to_dict()}",
         f"parameters: {n['total']:,} (body {n['body']:,}, encoding {n['encoding']:,})",
         f"memory of the state: {megabytes(run.like)} in all (parameters {megabytes(run.like.params)}, optimiser "
-        f"{megabytes(run.like.opt_state)}), gradients {megabytes(run.like.params)}; "
-        f"large arrays are split by fsdp = {split}",
+        f"{megabytes(run.like.opt_state)}), gradients {megabytes(run.like.params)}; a device's share of "
+        f"{run.mesh.size}: {megabytes(run.like, own)} and {megabytes(run.like.params, own)}",
         f"batch: {megabytes(run.abstract_batch())}, {run.job.units_per_step:,} {run.job.unit} a step; "
         f"{config.steps:,} steps = {config.steps * run.job.units_per_step:,} {run.job.unit}",
         *data_report(run),
@@ -45,8 +44,13 @@ def stage_lines(found):
         yield f"stage of steps {s['steps'][0]:,} to {s['steps'][1]:,}: {s['encoding']}, {told}"
 
 
-def megabytes(tree) -> str:
-    return f"{sum(math.prod(t.shape) * t.dtype.itemsize for t in jax.tree.leaves(tree)) / 2**20:,.1f} MiB"
+def own(leaf):
+    """The shape of what lies on one device."""
+    return leaf.sharding.shard_shape(leaf.shape)
+
+
+def megabytes(tree, shape=lambda leaf: leaf.shape) -> str:
+    return f"{sum(math.prod(shape(t)) * t.dtype.itemsize for t in jax.tree.leaves(tree)) / 2**20:,.1f} MiB"
 
 
 def data_report(run):

@@ -29,11 +29,11 @@ def evaluate_split(job: task.Task, params, mesh, *, source=None, offset=None):
     UserError where fewer or more examples were scored than the split has."""
     rows, transform = source or job.valid
     size = shard.even(min(job.config.eval.batch_size, len(rows)), mesh)
-    batches = eval_batches(rows, size, jax.process_index(), jax.process_count(), transform=transform)
+    batches, step = eval_batches(rows, size, *shard.share(mesh), transform=transform), job.evaluate_step(mesh)
     constants = job.eval_constants() if offset is None else np.asarray(offset, np.float32)
     total = None
     for _ in range(len(batches)):
-        part = metrics.host(job.evaluate_step(params, shard.to_global(next(batches), mesh), constants))
+        part = metrics.host(step(params, shard.to_global(next(batches), mesh), constants))
         total = part if total is None else total.merge(part)
     batches.close()
     expected = rows.protocol["predictions"] if hasattr(rows, "protocol") else len(rows)
@@ -184,8 +184,9 @@ def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=(), c
     if fold:
         job, params = folded(job, params, mesh)
         config, changed = job.config, job.config.encoding.to_dict()
-    if lengths:
-        extrapolate.window_sets(job, lengths, stride)  # what does not fit is told before the long passes
+    if lengths:  # what does not fit is told before the long passes
+        shard.check_lengths("--lengths", lengths, mesh)
+        extrapolate.window_sets(job, lengths, stride)
     for resolution in resolutions:
         at_resolution(config, resolution)
     values, scored = evaluate_split(job, params, mesh)

@@ -6,7 +6,6 @@ length − stride to length tokens of context, fewer only where a document begin
 predictions of a window: a mean over all positions mixes "more context helps" with "far positions fail".
 """
 
-import functools
 import math
 
 import jax
@@ -76,8 +75,8 @@ class Score:
         self.documents: dict[int, np.ndarray] = {}  # document -> (loss, count)
         self.bytes = 0
         size = shard.even(min(max(1, job.config.eval.tokens_per_batch // length), len(rows)), mesh)
-        batches = eval_batches(rows, size, jax.process_index(), jax.process_count())
-        step = _step(job)
+        batches = eval_batches(rows, size, *shard.share(mesh))
+        step = jax.jit(shard.within(mesh, job.nll))
         for _ in range(len(batches)):
             batch = shard.to_global(next(batches), mesh)
             self.add(
@@ -134,10 +133,6 @@ def standard_error(loss, count):
         return None
     residual = loss - loss.sum() / count.sum() * count
     return float(np.sqrt(n / (n - 1) * (residual**2).sum()) / count.sum())
-
-
-def _step(job):
-    return jax.jit(functools.partial(job.nll))
 
 
 def gather(array):

@@ -101,6 +101,7 @@ class Run(Parts):
 
     def batches(self, start):
         (source, transform), config = self.data, self.config
+        index, count = shard.share(self.mesh)
         each = self.job.units_per_step // config.batch_size
         what = f"rows of {each} {self.job.unit}" if each > 1 else self.job.unit
         say(f"train split: {len(source):,} {what}; scored of the valid split: {self.job.scored()}")
@@ -110,8 +111,8 @@ class Run(Parts):
             config.seed,
             start_step=start,
             transform=transform,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
+            process_index=index,
+            process_count=count,
             repeat=self.job.repeat,
         )
 

@@ -17,6 +17,7 @@ class Parts:
         self.config, self.name, self.workdir = config, name, Path(workdir)
         self.mesh = shard.make_mesh(config.mesh, devices)
         shard.check_batch(config.batch_size, self.mesh, config.optim.accumulate)
+        shard.check_sites(config, self.mesh)
         self.stages = stages.split(config)
         self.compile_seconds = 0.0
         for stage in self.stages:  # the last one is what the record describes
@@ -57,9 +58,11 @@ class Parts:
 
     def abstract_batch(self, rows=None):
         """Shapes of a batch of training, or of so many rows."""
-        where = shard.batch_sharding(self.mesh)
-        shapes = self.job.batch_shapes(rows or self.config.batch_size)
-        return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), shapes)
+
+        def lies(s):
+            return jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=shard.batch_sharding(self.mesh, len(s.shape)))
+
+        return jax.tree.map(lies, self.job.batch_shapes(rows or self.config.batch_size))
 
     def compiled(self, now):
         start = time.monotonic()

@@ -41,7 +41,7 @@ def measure(settings, spec, topology) -> dict:
     constants = job.eval_constants() if job.unit != "tokens" else jax.ShapeDtypeStruct((settings.data.vocab,), "int32")
     steps = {
         "train": (parts.step_fn, (parts.like, parts.abstract_batch()), settings.batch_size, flops.training),
-        "eval": (job.evaluate_step, (params, parts.abstract_batch(rows), constants), rows, flops.forward),
+        "eval": (job.evaluate_step(parts.mesh), (params, parts.abstract_batch(rows), constants), rows, flops.forward),
     }
     found: dict[str, dict[str, Any]] = {
         name: {"batch": batch, **compiled(step, arguments, chip, model(settings) * batch / count)}

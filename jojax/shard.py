@@ -1,13 +1,20 @@
 """Device meshes and the one table that says how arrays lie on them.
 
-Axes: `data` and `fsdp` both split the batch; `fsdp` also splits large parameters; `tensor` and `sequence` are
-reserved (size 1). Everything runs under plain `jax.jit` with `NamedSharding`s on `AxisType.Auto` meshes.
+Axes:
+- data, fsdp: both split the rows of a batch; fsdp also splits large parameters with their moments and average
+- tensor: splits attention's heads, the MLP's units and the vocabulary, parameters and activations
+- sequence: splits the sites of a row (text): activations, not parameters. Keys and values are gathered in each block,
+  of sums along the path only the parts' totals
+
+Everything runs under plain `jax.jit` with `NamedSharding`s on `AxisType.Auto` meshes; models find the mesh by being
+traced in it (`within`).
 """
 
 import collections
+import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,10 +31,25 @@ AXES = ("data", "fsdp", "tensor", "sequence")
 BATCH_AXES = ("data", "fsdp")
 SMALLEST_SPLIT = 2**14  # elements; below this a gather costs more than the memory it saves
 
-# (pattern in the '/'-joined path, leading axes that are never split); the first match holds. The paths of
-# optimiser moments and of the EMA end in the parameter's path, so they follow the same row. Axis 0 of what is
-# stacked under `blocks` is scanned over: splitting it would gather every layer.
-RULES: tuple[tuple[str, int], ...] = ((r"(^|/)blocks/", 1), (r"", 0))
+# (pattern in the '/'-joined path, leading axes that are never split, axis over `tensor` counted from the last, what
+# sizes it); the first match holds. The paths of optimiser moments and of the EMA end in the parameter's path, so they
+# follow the same row. Axis 0 of what is stacked under `blocks` is scanned over: splitting it would gather every layer.
+# An axis over `tensor` must be divisible, or stays whole where nothing in the config sizes it alone. `fsdp` takes the
+# largest other axis that it divides.
+_HEADS, _UNITS = "model.heads", "the MLP's width (model.mlp_ratio · model.width)"
+RULES: tuple[tuple[str, int, int | None, str], ...] = (
+    (r"(^|/)blocks/encoding/", 1, None, ""),
+    (r"(^|/)encoding/", 0, None, ""),
+    (r"(^|/)blocks/(query|recurrence/(value|gate|decay))/", 1, -2, _HEADS),
+    (r"(^|/)blocks/(key|value)/", 1, -2, "model.kv_heads"),
+    (r"(^|/)blocks/(recurrence/)?out/kernel$", 1, -3, _HEADS),
+    (r"(^|/)blocks/mlp_(in|gate)/", 1, -1, _UNITS),
+    (r"(^|/)blocks/mlp_out/kernel$", 1, -2, _UNITS),
+    (r"(^|/)blocks/", 1, None, ""),
+    (r"(^|/)embed/embedding$", 0, -2, ""),
+    (r"(^|/)head/(kernel|bias)$", 0, -1, ""),
+    (r"", 0, None, ""),
+)
 
 
 def make_mesh(mesh_cfg: Mapping[str, int], devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -44,9 +66,6 @@ def make_mesh(mesh_cfg: Mapping[str, int], devices: Sequence[jax.Device] | None 
     for axis, size in sizes.items():
         if size < 1 and size != -1:
             raise UserError(f"mesh.{axis}={size} must be a positive size, or -1 for the remaining devices.")
-    for axis in ("tensor", "sequence"):
-        if sizes[axis] != 1:
-            raise UserError(f"mesh.{axis}={sizes[axis]} is not supported: set mesh.{axis}=1, use data and fsdp.")
     free = [axis for axis, size in sizes.items() if size == -1]
     if len(free) > 1:
         raise UserError(f"only one of the mesh sizes may be -1, but mesh.{' and mesh.'.join(free)} are.")
@@ -60,29 +79,71 @@ def make_mesh(mesh_cfg: Mapping[str, int], devices: Sequence[jax.Device] | None 
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
-def parameter_spec(path: str, shape: tuple[int, ...], fsdp: int) -> P:
-    """Where `fsdp` splits one array: its largest axis that `fsdp` divides, or nothing. `path` is
-    '/'-joined."""
-    if fsdp == 1 or math.prod(shape) < SMALLEST_SPLIT:
-        return P()
-    skip = next(lead for pattern, lead in RULES if re.search(pattern, path))
-    axes = [axis for axis in range(skip, len(shape)) if shape[axis] % fsdp == 0]
-    if not axes:
-        return P()
-    axis = max(axes, key=lambda i: shape[i])
-    return P(*(None,) * axis, "fsdp")
+def parameter_spec(path: str, shape: tuple[int, ...], fsdp: int, tensor: int = 1) -> P:
+    """Where `tensor` and `fsdp` split one array, by RULES. `path` is '/'-joined. UserError: `tensor` does not divide
+    what it must."""
+    axes: list[str | None] = [None] * len(shape)
+    lead, axis, sized_by = next(row[1:] for row in RULES if re.search(row[0], path))
+    if tensor > 1 and axis is not None:
+        if shape[axis] % tensor == 0:
+            axes[axis] = "tensor"
+        elif sized_by:
+            raise UserError(
+                f"mesh.tensor={tensor} must divide {sized_by} = {shape[axis]}: change mesh.tensor, or {sized_by}."
+            )
+    free = [i for i in range(lead, len(shape)) if axes[i] is None and shape[i] % fsdp == 0]
+    if fsdp > 1 and free and math.prod(shape) >= SMALLEST_SPLIT:
+        axes[max(free, key=lambda i: shape[i])] = "fsdp"
+    while axes and axes[-1] is None:
+        axes.pop()
+    return P(*axes)
 
 
 def shardings(tree: Any, mesh: Mesh) -> Any:
     """NamedSharding of each leaf of `tree` (arrays or ShapeDtypeStructs; parameters, a whole TrainState,
     …)."""
-    fsdp = mesh.shape["fsdp"]
-    return named_map(lambda name, leaf: NamedSharding(mesh, parameter_spec(name, leaf.shape, fsdp)), tree)
+    sizes = mesh.shape["fsdp"], mesh.shape["tensor"]
+    return named_map(lambda name, leaf: NamedSharding(mesh, parameter_spec(name, leaf.shape, *sizes)), tree)
 
 
-def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Axis 0 split over data and fsdp, the other axes whole."""
-    return NamedSharding(mesh, P(BATCH_AXES))
+def within(mesh: Mesh | None, function: Callable) -> Callable:
+    """`function`, to be jitted, such that models which it traces find the mesh; as it is where there is nothing to
+    split."""
+    if mesh is None or mesh.size == 1:
+        return function
+
+    @functools.wraps(function)
+    def traced(*args):
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return function(*args)
+
+    return traced
+
+
+def batch_sharding(mesh: Mesh, ndim: int = 1) -> NamedSharding:
+    """Axis 0 split over data and fsdp, axis 1 over sequence, the other axes whole."""
+    return NamedSharding(mesh, P(*(BATCH_AXES, "sequence")[:ndim]))
+
+
+def check_sites(config: Any, mesh: Mesh) -> None:
+    """UserError unless `sequence` splits the rows that `config` trains and evaluates."""
+    n = mesh.shape["sequence"]
+    if n > 1 and config.model.kind != "lm":
+        raise UserError(
+            f"mesh.sequence={n} splits texts (model.kind='lm'): the class token makes an image's sites odd in number. "
+            "Set mesh.sequence=1, use data, fsdp and tensor."
+        )
+    check_lengths("data.length", (config.data.length,) if n > 1 else (), mesh)
+    check_lengths("eval.lengths", config.eval.get("lengths", ()), mesh)
+
+
+def check_lengths(key: str, lengths: Sequence[int], mesh: Mesh) -> None:
+    """UserError unless `sequence` divides all lengths of rows that `key` asks for."""
+    n = mesh.shape["sequence"]
+    for length in lengths:
+        if length % n:
+            near = max(n, round(length / n) * n)
+            raise UserError(f"mesh.sequence={n} must divide {key}: {length} is no multiple of it, {near} is.")
 
 
 def check_batch(batch_size: int, mesh: Mesh, accumulate: int = 1) -> None:
@@ -114,11 +175,30 @@ def local_rows(batch_size: int, mesh: Mesh) -> np.ndarray:
     return np.unique(np.concatenate([np.arange(batch_size)[index] for index in pieces]))
 
 
+def share(mesh: Mesh) -> tuple[int, int]:
+    """(which, of how many) shares of a batch this process reads. Processes between which tensor or sequence lies need
+    the same rows."""
+    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    rows = local_rows(parts, mesh)
+    count = parts // len(rows)
+    if count == jax.process_count():
+        return jax.process_index(), count
+    if np.any(rows != rows[0] // len(rows) * len(rows) + np.arange(len(rows))):
+        raise UserError("mesh.tensor or mesh.sequence splits the processes' rows unevenly: make them smaller.")
+    return int(rows[0]) // len(rows), count
+
+
 def to_global(batch: Any, mesh: Mesh) -> Any:
     """This process's rows [local, …] of each leaf → the global arrays [batch_size, …], split by
     `batch_sharding`."""
-    sharding = batch_sharding(mesh)
-    return jax.tree.map(lambda rows: jax.make_array_from_process_local_data(sharding, np.asarray(rows)), batch)
+    count = share(mesh)[1]
+
+    def place(rows):
+        rows = np.asarray(rows)
+        shape = (len(rows) * count, *rows.shape[1:])
+        return jax.make_array_from_process_local_data(batch_sharding(mesh, rows.ndim), rows, shape)
+
+    return jax.tree.map(place, batch)
 
 
 def any_process(flag: bool) -> bool:

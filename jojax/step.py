@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from jojax import optim
+from jojax import optim, shard
 from jojax.state import TrainState
 
 RNGS = ("dropout", "encoding", "mix")
@@ -58,7 +58,7 @@ def make_train_step(
     loss_fn: LossFn,
     tx: optax.GradientTransformation,
     cfg: Any,
-    shardings: TrainState | None = None,
+    shardings: Any = None,
     mix: Callable[[Batch, Array], Batch] | None = None,
 ) -> jax.stages.Wrapped:
     """`state = train_step(state, batch)`, jitted; the old state is donated.
@@ -68,12 +68,14 @@ def make_train_step(
     tx: from `optim.make`, or any optax transformation.
     cfg: reads seed, optim.accumulate, optim.ema, log.every_steps. `state.sums` starts anew at the first step
         after a multiple of log.every_steps; read it with `metrics.averages` at those steps and at the last.
-    shardings: TrainState of NamedShardings that the new state shall keep; needed where parameters are split.
+    shardings: TrainState of NamedShardings that the new state shall keep; needed where anything is split. The step
+        is traced in their mesh.
     mix: (batch, key) -> batch, before it is cut into micro-batches.
     """
     opts = optim.options(cfg.optim)
     seed, log_every = cfg.seed, cfg.log.every_steps
     tx = optax.with_extra_args_support(tx)
+    mesh = None if shardings is None else shardings.step.mesh
 
     def train_step(state: TrainState, batch: Batch) -> TrainState:
         rngs = step_rngs(seed, state.step)
@@ -82,6 +84,8 @@ def make_train_step(
         grads, sums = _gradient(loss_fn, state.params, batch, rngs, opts.accumulate)
         count = jnp.where(sums["count"] > 0, sums["count"], 1)  # no targets: a gradient of 0, not of NaN
         grads = jax.tree.map(lambda g: (g / count).astype(g.dtype), grads)
+        if mesh is not None and mesh.size > 1:  # else what lies whole may be updated in parts, then gathered thrice
+            grads = lax.with_sharding_constraint(grads, shardings.params)
         norm = optax.tree.norm(grads)
         updates, opt_state = tx.update(grads, state.opt_state, state.params, step=state.step)
         params = optax.apply_updates(state.params, updates)
@@ -93,7 +97,7 @@ def make_train_step(
         new = state.replace(step=state.step + 1, params=params, opt_state=opt_state, ema=ema)
         return _guard(state, new, _add(state, sums, rate, log_every), norm)
 
-    return jax.jit(train_step, donate_argnums=0, out_shardings=shardings)
+    return jax.jit(shard.within(mesh, train_step), donate_argnums=0, out_shardings=shardings)
 
 
 def _add(state: TrainState, sums: dict[str, Array], rate: Array, log_every: int) -> dict[str, Array]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from jojax import losses, metrics, mixing
+from jojax import losses, metrics, mixing, shard
 from jojax.data import augment, corpus, image, probes, source, windows
 from jojax.errors import UserError
 from jojax.models import build
@@ -64,10 +64,10 @@ class Task(abc.ABC):
     def valid_source(self):
         """(random-access source, transform or None)"""
 
-    @functools.cached_property
-    def evaluate_step(self):
+    @functools.cache  # noqa: B019 — a task lives as long as its run
+    def evaluate_step(self, mesh):
         """`evaluate`, compiled once."""
-        return jax.jit(self.evaluate)
+        return jax.jit(shard.within(mesh, self.evaluate))
 
     @functools.cached_property
     def valid(self):

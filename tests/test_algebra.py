@@ -17,7 +17,8 @@ from jojax.algebra.elements import Element, apply, product, wrapped_add
 B, L, H, N = 2, 7, 3, 5
 MUL = {"angles": jnp.add, "turns": wrapped_add, "matrices": product}
 ONE = {"angles": 0.0, "turns": 0.0, "matrices": np.eye(3)}
-prefix = jax.jit(elements.prefix, static_argnames=("mul", "axis"))
+prefix = jax.jit(elements.prefix, static_argnames=("mul", "axis", "shards"))
+in_parts = partial(elements.prefix, shards=3)
 compose, inverse = jax.jit(elements.compose), jax.jit(elements.inverse)
 fold = jax.jit(elements.fold, static_argnames="axis")
 
@@ -188,6 +189,22 @@ def test_any_chunking_equals_the_whole(kind, packed, seed):
 
     assert close(seen(kind, chunked(True)), seen(kind, whole))
     assert packed or not close(seen(kind, chunked(False)), seen(kind, whole), tol=1e-2)
+
+
+@pytest.mark.parametrize("kind", MUL)
+@law
+def test_parts_beside_each_other_equal_the_whole(kind, seed):
+    """Of a path that lies on several devices; also of the site before."""
+    rng = np.random.default_rng(seed)
+    step, initial = steps(rng, kind, 12), steps(rng, kind)[:, 0]
+    inputs = step, initial, rng.random((B, 12)) < 0.2, rng.normal(size=step.shape)
+    gradient, found = graded(kind, in_parts)(*inputs)
+    want_gradient, want = graded(kind, elements.prefix)(*inputs)
+    assert close(seen(kind, found), seen(kind, want)) and close(gradient, want_gradient)
+    unflagged = (prefix(step, MUL[kind], ONE[kind], shards=n) for n in (3, 1))
+    assert close(*(seen(kind, x) for x in unflagged))
+    assert same_bits(elements.shift(step, initial, shards=3), elements.shift(step, initial))
+    assert same_bits(elements.shift(step, initial), np.concatenate([initial[:, None], step[:, :-1]], 1))
 
 
 @pytest.mark.parametrize("kind", MUL)

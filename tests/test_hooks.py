@@ -71,6 +71,10 @@ class WideEdge(Faulty):
     given = staticmethod(lambda ctx: edge(H))
 
 
+class WholeWeights(Faulty):
+    given = staticmethod(lambda ctx: {"edge": edge()["edge"].replace(weights={"slopes": zeros(H), "all": zeros(5)})})
+
+
 class FlatBias(Faulty):
     given = staticmethod(lambda ctx: edge(answer=lambda state, visible: (zeros(L, L), state)))
 
@@ -169,6 +173,7 @@ SLIPS = {
     Ranks: "journey answers the lift's key of shape [2, 11, 3, 3], needs [B, L, G, r] = [2, 11, 3, 2]",
     OneSided: "journey answers an array [2, 11, 6, 2] as lift, needs (query, key)",
     WideEdge: "journey answers the edge's key of shape [2, 11, 6, 5], needs [B or 1, L, G or 1, s] = [2, 11, 3, 5]",
+    WholeWeights: "journey answers an edge with weights of shape [5], whose last axis must be H = 6, or 1",
     FlatBias: "journey answers an edge with a bias of shape [11, 11], needs [B or 1, H, Lq, Lk] = [2, 6, 11, 11]",
     Stateless: "journey answers an edge whose step gives an array [2, 6, 11, 11], needs (bias, state)",
     LostState: "journey answers an edge whose step gives the state float64[6, 11], needs that of its first, "
@@ -217,6 +222,13 @@ def test_a_prefix_that_changes_between_chunks():
     kind = "float64[2, 20]"
     said = f"journey answers the prefix ({kind}, {kind}), needs that of the chunk before, {kind}"
     assert str(caught.value) == f"encoding Forgets: {said}"
+
+
+def test_what_advances_within_another_is_for_the_hook_advance_too():
+    model = zoo.lm("jo_projected+fox")
+    shapes = jax.eval_shape(model.init, jax.random.key(0), zoo.tokens())["params"]["blocks"]["encoding"]
+    assert {n: t["kernel"].shape[0] for n, t in shapes["of_rotation"].items()} == {"advance": 2}
+    assert len(shapes["of_bias"])
 
 
 def test_what_an_encoding_raises_itself_is_left_alone():

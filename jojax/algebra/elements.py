@@ -15,8 +15,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 
 Mul = Callable[[Array, Array], Array]
@@ -75,6 +77,7 @@ def prefix(
     axis: int = 1,
     restart: Array | None = None,
     initial: Array | None = None,
+    shards: int = 1,
 ) -> tuple[Array, Array, Array]:
     """Prefix products along a path: (exclusive, inclusive, last), in float32 or wider.
 
@@ -87,6 +90,8 @@ def prefix(
         nothing of what lies before passes, not even NaN, neither into values nor into gradients.
       initial: the product of all before this chunk (one site's shape); unused where the first site restarts.
         With `last` handed on as `initial`, any chunking equals the whole.
+      shards: where the path lies in so many equal parts on as many devices: each scans its own, and only the
+        parts' products travel.
 
     Returns:
       exclusive: A_t = R_1 … R_{t−1}, shaped as step; `initial` or the identity at the first site.
@@ -98,32 +103,77 @@ def prefix(
     Raises ValueError where restart's shape does not fit. Work O(L), depth O(log L).
     """
     axis, step = axis % step.ndim, widen(step)
-    site = step.shape[:axis] + step.shape[axis + 1 :]
-    cut, join_up = partial(lax.slice_in_dim, axis=axis), partial(jnp.concatenate, axis=axis)
-
-    def at_site(x: ArrayLike) -> Array:
-        return jnp.expand_dims(jnp.broadcast_to(jnp.asarray(x, step.dtype), site), axis)
-
-    def join(earlier: tuple[Array, Array], later: tuple[Array, Array]) -> tuple[Array, Array]:
-        (begun, a), (fresh, b) = earlier, later
-        a = jnp.where(fresh, one, a)  # before the product: else 0 · NaN would reach b's gradient
-        return begun | fresh, jnp.where(fresh, b, mul(a, b))
-
-    one, never = at_site(identity), jnp.zeros((1,) * step.ndim, bool)
-    before, fresh = one if initial is None else at_site(initial), never
+    if restart is not None and restart.shape != (path := step.shape[: axis + 1]):
+        raise ValueError(f"restart has the shape {restart.shape}; steps {step.shape} need {path}.")
+    if shards > 1:
+        return _prefix_of_parts(step, mul, identity, axis, restart, initial, shards)
+    cut = partial(lax.slice_in_dim, axis=axis)
+    one, never = _at_site(identity, step, axis), jnp.zeros((1,) * step.ndim, bool)
+    join = partial(_join, mul, one)
+    before, fresh = identity if initial is None else initial, never
     if restart is not None:
-        if restart.shape != (path := step.shape[: axis + 1]):
-            raise ValueError(f"restart has the shape {restart.shape}; steps {step.shape} need {path}.")
         fresh = restart.reshape(restart.shape + (1,) * (step.ndim - axis - 1))
     if initial is not None:
-        _, first = join((never, before), (cut(fresh, 0, 1), cut(step, 0, 1)))
-        step = join_up([first, cut(step, 1, None)])
+        _, first = join((never, _at_site(initial, step, axis)), (cut(fresh, 0, 1), cut(step, 0, 1)))
+        step = jnp.concatenate([first, cut(step, 1, None)], axis)
     if restart is None:
         inclusive = lax.associative_scan(mul, step, axis=axis)
     else:
         _, inclusive = lax.associative_scan(join, (fresh, step), axis=axis)
-    exclusive = jnp.where(fresh, one, join_up([before, cut(inclusive, 0, -1)]))
+    exclusive = jnp.where(fresh, one, shift(inclusive, before, axis))
     return exclusive, inclusive, lax.index_in_dim(inclusive, -1, axis, keepdims=False)
+
+
+def _at_site(x: ArrayLike, step: Array, axis: int) -> Array:
+    """One site's x, as a path of length one beside `step`."""
+    site = step.shape[:axis] + step.shape[axis + 1 :]
+    return jnp.expand_dims(jnp.broadcast_to(jnp.asarray(x, step.dtype), site), axis)
+
+
+def _join(mul: Mul, one: Array, earlier: tuple[Array, Array], later: tuple[Array, Array]) -> tuple[Array, Array]:
+    """The product of two stretches, each with the mark that it starts anew."""
+    (begun, a), (fresh, b) = earlier, later
+    a = jnp.where(fresh, one, a)  # before the product: else 0 · NaN would reach b's gradient
+    return begun | fresh, jnp.where(fresh, b, mul(a, b))
+
+
+def _parts(x: Array, axis: int, shards: int) -> Array:
+    """`axis` cut into parts: [.., L, ..] -> [.., shards, L / shards, ..]."""
+    return x.reshape(*x.shape[:axis], shards, -1, *x.shape[axis + 1 :])
+
+
+def _everywhere(x: Array, axis: int) -> Array:
+    """x with `axis` whole on every device: one message, not one for each step along so short an axis."""
+    free: list = [P.UNCONSTRAINED] * x.ndim
+    free[axis] = None
+    return x if jax.sharding.get_abstract_mesh().empty else lax.with_sharding_constraint(x, P(*free))
+
+
+def _prefix_of_parts(step, mul, identity, axis, restart, initial, shards):
+    """`prefix`, each part on its own, then what was before a part times what is in it up to a site."""
+    whole, one = step.shape, _at_site(identity, step, axis)
+    step = _parts(step, axis, shards)
+    begun, ended = jnp.zeros(step.shape[: axis + 2], bool), None
+    if restart is not None:
+        restart = _parts(restart, axis, shards)
+        begun = lax.associative_scan(jnp.logical_or, restart, axis=axis + 1)
+        ended = _everywhere(restart.any(axis + 1), axis)
+    *own, total = prefix(step, mul, one, axis=axis + 1, restart=restart)
+    _, through, last = prefix(_everywhere(total, axis), mul, identity, axis=axis, restart=ended, initial=initial)
+    before = _everywhere(shift(through, identity if initial is None else initial, axis), axis)
+    earlier = (jnp.zeros((), bool), jnp.expand_dims(before, axis + 1))
+    begun = begun.reshape(begun.shape + (1,) * (step.ndim - begun.ndim))
+    exclusive, inclusive = (_join(mul, jnp.expand_dims(one, axis + 1), earlier, (begun, x))[1] for x in own)
+    return exclusive.reshape(whole), inclusive.reshape(whole), last
+
+
+def shift(x: Array, first: ArrayLike, axis: int = 1, *, shards: int = 1) -> Array:
+    """x of the site before, along `axis`; `first` (one site's shape) before the first. `shards` as in `prefix`."""
+    if shards > 1:
+        parts = _parts(x, axis, shards)
+        last = _everywhere(lax.index_in_dim(parts, -1, axis + 1, keepdims=False), axis)
+        return shift(parts, _everywhere(shift(last, first, axis), axis), axis + 1).reshape(x.shape)
+    return jnp.concatenate([_at_site(first, x, axis), lax.slice_in_dim(x, 0, -1, axis=axis)], axis)
 
 
 def wrapped_add(a: Array, b: Array) -> Array:

@@ -117,17 +117,18 @@ def linear_recurrence(a: Array, b: Array) -> Array:
 
 
 def gated_recurrence(
-    a: Array, b: Array, restart: Array | None = None, initial: Array | None = None
+    a: Array, b: Array, restart: Array | None = None, initial: Array | None = None, shards: int = 1
 ) -> tuple[Array, Array]:
     """`linear_recurrence` of diagonal operators, h_t = a_t ⊙ h_{t−1} + b_t. -> h [B, L, …], the last one [B, …].
 
-    a, b [B, L, …]; restart [B, L], initial [B, …] (h before the first site; None = 0): as in `elements.prefix`, which
-    does the work, in float32 or wider. The last h is the next chunk's initial one."""
+    a, b [B, L, …]; restart [B, L], initial [B, …] (h before the first site; None = 0), shards: as in
+    `elements.prefix`, which does the work, in float32 or wider. The last h is the next chunk's initial one."""
 
     def then(earlier: Array, later: Array) -> Array:
         (a, b), (c, d) = (jnp.moveaxis(x, -1, 0) for x in (earlier, later))
         return jnp.stack([a * c, c * b + d], -1)
 
     start = None if initial is None else jnp.stack([jnp.ones_like(initial), initial], -1)
-    _, through, last = prefix(jnp.stack([a, b], -1), then, jnp.array([1, 0]), restart=restart, initial=start)
+    step, one = jnp.stack([a, b], -1), jnp.array([1, 0])
+    _, through, last = prefix(step, then, one, restart=restart, initial=start, shards=shards)
     return through[..., 1], last[..., 1]

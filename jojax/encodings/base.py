@@ -15,6 +15,7 @@ import dataclasses
 from typing import Any, ClassVar, Protocol
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from flax import struct
 
@@ -41,7 +42,8 @@ class Context:
 
 
 class Step(Protocol):
-    """One block of an edge's bias; a frozen dataclass, so that it is static and hashable under jit."""
+    """One block of an edge's bias; a frozen dataclass, so that it is static and hashable under jit. It counts heads in
+    what it is given: where heads are split (`mesh.tensor`), H and G are a device's own, in the weights too."""
 
     def __call__(self, state, query, key, visible, weights) -> tuple:
         """(state [B,H,Lq], query [B,Lq,H,r], key block [B,Lk,G,s], visible [B,Lq,Lk], weights of the edge)
@@ -56,7 +58,7 @@ class Edge:
     query: Any  # [B, L, H, r]; what `step` alone reads may have one head, or one row for all
     key: Any  # [B, L, G, s], cached beside the keys; likewise
     step: Step = struct.field(pytree_node=False)
-    weights: Any = None  # parameters that `step` reads, whole
+    weights: Any = None  # a tree of what `step` reads beside them; the last axis of each is heads, or 1 for all
 
 
 @struct.dataclass
@@ -185,9 +187,14 @@ def wide(dtype):
     return jnp.promote_types(dtype, jnp.float32)
 
 
+def shards() -> int:
+    """In how many parts the sites of a row lie on the devices: `mesh.sequence` where a step is traced in a mesh."""
+    return jax.sharding.get_abstract_mesh().shape.get("sequence", 1)
+
+
 def path_sum(step, ctx: Context, add=jnp.add, zero=0.0):
     """Sums along the path, within documents, going on from `ctx.prefix`.
 
     step [B, L, ...] -> exclusive [B, L, ...], inclusive [B, L, ...], last [B, ...]; at least float32.
     `add` combines two partial sums (earlier, later); `zero` adds nothing."""
-    return elements.prefix(step, add, zero, axis=1, restart=ctx.restart, initial=ctx.prefix)
+    return elements.prefix(step, add, zero, axis=1, restart=ctx.restart, initial=ctx.prefix, shards=shards())

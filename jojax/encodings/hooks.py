@@ -8,7 +8,7 @@ import re
 
 import jax
 import jax.numpy as jnp
-from flax import errors
+from flax import errors, traverse_util
 
 from jojax.encodings.base import Edge, Journey, wide
 from jojax.errors import UserError
@@ -71,7 +71,7 @@ def _shape(encoding, hook, what, found, dims, one=()):
 
 def _call(encoding, hook, *args):
     def names():
-        return set(encoding.variables.get("params", {}))
+        return set(traverse_util.flatten_dict(encoding.variables.get("params", {})))
 
     before = names()
     try:
@@ -82,10 +82,11 @@ def _call(encoding, hook, *args):
         if "wrapped in `@compact`" not in str(error):
             raise
         raise _slip(encoding, hook, "makes parameters or submodules: decorate it with @nn.compact") from error
-    for name in sorted(names() - before):  # there are new ones when a model is initialised
+    for path in sorted(names() - before):  # there are new ones when a model is initialised
+        name, late = path[0], any(part.startswith("advance") for part in path)
         if re.fullmatch(r"[A-Z]\w*_\d+", name):
             raise _slip(encoding, hook, f"makes {name} without a name: give it one, like name='angle'")
-        if hook != "begin" and name.startswith("advance") != (hook == "advance"):
+        if hook != "begin" and late != (hook == "advance"):
             rule = "such a name is for the hook advance, the last block lacks it"
             rule = "its names must start with 'advance'" if hook == "advance" else rule
             raise _slip(encoding, hook, f"makes the parameter {name!r}: {rule}")
@@ -125,6 +126,13 @@ def _edge(encoding, edge, sizes, dtype):
     r, s = (jnp.shape(t)[-1] if jnp.ndim(t) else 0 for t in (edge.query, edge.key))
     _shape(encoding, "journey", "the edge's query", edge.query, dict(B=B, L=L, H=H, r=r), "BH")
     _shape(encoding, "journey", "the edge's key", edge.key, dict(B=B, L=L, G=G, s=s), "BG")
+    for t in jax.tree.leaves(edge.weights):
+        if jnp.shape(t)[-1:] not in ((H,), (1,)):
+            raise _slip(
+                encoding,
+                "journey",
+                f"answers an edge with weights of shape {list(jnp.shape(t))}, whose last axis must be H = {H}, or 1",
+            )
     try:
         hash(edge.step)
     except TypeError:

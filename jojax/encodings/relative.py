@@ -33,6 +33,8 @@ from jojax.encodings.base import Edge, Encoding, Journey
 from jojax.encodings.grape_a import alibi_slopes
 from jojax.errors import UserError
 
+OF_HEADS = ("table", "r1", "r2", "mlp_out", "slopes")  # weights whose last axis is heads; others are for all
+
 
 @dataclasses.dataclass(frozen=True)
 class PairStep:
@@ -83,7 +85,7 @@ def fire(far, at, weights, threshold):
 
     longest = jnp.maximum(jnp.abs(weights["threshold"]) * threshold, at[..., 0])
     x = psi(jnp.abs(far[..., 0])) / (psi(longest) + 1e-6)
-    hidden = nn.relu(x[..., None] * weights["mlp_in"] + weights["mlp_bias"])
+    hidden = nn.relu(x[..., None] * weights["mlp_in"][:, 0] + weights["mlp_bias"][:, 0])
     return jnp.einsum("bqkf,fh->bhqk", hidden, weights["mlp_out"], precision=jax.lax.Precision.HIGHEST)
 
 
@@ -94,9 +96,9 @@ def table(far, at, weights, sizes):
     return entries(weights["table"], index)
 
 
-def alibi(far, at, weights, heads, norm):
+def alibi(far, at, weights, norm):
     d = jnp.abs(far).sum(-1) if norm == "l1" else jnp.sqrt((far * far).sum(-1))
-    return -jnp.asarray(alibi_slopes(heads), far.dtype)[:, None, None] * d[:, None]
+    return -weights["slopes"][:, None, None] * d[:, None]
 
 
 class Relative(Encoding):
@@ -157,7 +159,10 @@ class Relative(Encoding):
         given, sites = ctx.position.shape[1] - (ctx.placed is not None), math.prod(self.dims.grid)
         if self.kind == "table" and given > sites:
             raise UserError(f"relative positions end at {sites}, the input has {given}: resize the table")
-        weights = jax.tree.map(lambda t: t.astype(ctx.position.dtype), shared or self.weights())
+        weights = {
+            name: (t if name in OF_HEADS else t[..., None]).astype(ctx.position.dtype)
+            for name, t in (shared or self.weights()).items()
+        }
         at = ctx.position[:1] if self.dims.grid else ctx.position  # a batch of images has one grid
         placed = jnp.ones_like(at[..., :1]) if ctx.placed is None else ctx.placed[: len(at), :, None]
         at = jnp.concatenate([at, placed.astype(at.dtype)], -1)[:, :, None]
@@ -171,7 +176,7 @@ class Relative(Encoding):
             "kerple": PairStep(kerple, (self.kernel,)),
             "fire": PairStep(fire, (self.threshold,)),
             "table": PairStep(table, (self.dims.grid,)),
-            "alibi": PairStep(alibi, (self.dims.heads, self.norm)),
+            "alibi": PairStep(alibi, (self.norm,)),
         }[self.kind]
 
     def weights(self):
@@ -192,7 +197,7 @@ class Relative(Encoding):
                 "mlp_bias": self.param("mlp_bias", symmetric(1.0), (F,)),
                 "mlp_out": self.param("mlp_out", symmetric(F**-0.5), (F, H)),
             }
-        return {}
+        return {"slopes": jnp.asarray(alibi_slopes(H))}
 
 
 def unsoftplus(r):

@@ -10,6 +10,7 @@ from jax import lax
 
 from jojax.encodings.base import Context, Journey
 from jojax.errors import UserError
+from jojax.models import sharded
 from jojax.models.chunked import chunked
 from jojax.models.scores import EMPTY, Sites, logits, visible, weighted
 
@@ -27,7 +28,8 @@ def attend(q, k, v, query: Sites, key: Sites, *, causal, scale, edge=None, edge_
     if implementation == "auto":
         implementation = "chunked" if k.shape[1] >= CHUNKED_FROM else "xla"
     function = xla if implementation == "xla" else chunked
-    return function(q, k, v, query, key, causal=causal, scale=scale, edge=edge, edge_key=edge_key)
+    more = dict(causal=causal, scale=scale, edge=edge, edge_key=edge_key)
+    return sharded.attend(function, q, k, v, query, key, **more)
 
 
 def xla(q, k, v, query, key, *, causal, scale, edge=None, edge_key=None):

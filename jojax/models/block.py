@@ -12,10 +12,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
+from jojax.algebra import elements
 from jojax.encodings import hooks
-from jojax.encodings.base import Context, Dims
+from jojax.encodings.base import Context, Dims, shards
 from jojax.errors import UserError
-from jojax.models import attention, recurrence
+from jojax.models import attention, recurrence, sharded
 from jojax.models.attention import Sites
 
 
@@ -80,12 +81,12 @@ class Block(nn.Module):
             mixed, new_past = self.recur(encoding, x, ctx, past)
         else:
             mixed, new_past = self.attend(encoding, x, carry, ctx, shared, sites, at, past)
-        x = x + self.drop(self.scaled(mixed, "mixer"), drop_rate, ctx.train)
+        x = sharded.lay(x + self.drop(self.scaled(mixed, "mixer"), drop_rate, ctx.train))
         out, hidden = self.feed_forward(self.spec.make_norm("norm_mlp")(x), ctx.train)
         x = x + self.drop(self.scaled(out, "mlp"), drop_rate, ctx.train)
         if self.advances:
             carry = hooks.advance(encoding, shared, carry, hidden, ctx)
-        return (x, carry), new_past
+        return sharded.lay((x, carry)), new_past
 
     def recur(self, encoding, x, ctx, past):
         recurrence.check_encoding(encoding)
@@ -136,8 +137,8 @@ class Block(nn.Module):
         t [B, L, G, D]; before [B, 1, G, D], the last site of the chunk before, or None."""
         gate = nn.Dense(t.shape[2], use_bias=False, dtype=self.spec.dtype, name=f"shift_{name}")
         gate = nn.sigmoid(gate(h))[..., None]
-        before = jnp.zeros_like(t[:, :1]) if before is None else before
-        before = jnp.where(restart[..., None, None], 0, jnp.concatenate([before, t[:, :-1]], 1))
+        before = elements.shift(t, 0 if before is None else before[:, 0], shards=shards())
+        before = jnp.where(restart[..., None, None], 0, before)
         return gate * before + (1 - gate) * t
 
     def qk_norm(self, q, k):

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
+from jojax.algebra import elements
 from jojax.encodings import hooks
-from jojax.encodings.base import Context, wide
+from jojax.encodings.base import Context, shards, wide
 from jojax.errors import UserError
 from jojax.losses import cross_entropy
-from jojax.models import stack
+from jojax.models import sharded, stack
 from jojax.models.attention import EMPTY, Sites
 from jojax.models.block import Spec
 
@@ -32,32 +33,39 @@ class Head(nn.Module):
         V = self.spec.dims.vocab
         if table is None:
             init = nn.initializers.normal(self.spec.init_std)
-            kernel = self.param("kernel", init, (x.shape[-1], V))
+            kernel = sharded.vocabulary(self.param("kernel", init, (x.shape[-1], V)), 1)
         else:
             kernel = table.T
         bias = self.param("bias", nn.initializers.zeros, (V,)) if self.bias else jnp.zeros((V,))
 
+        B, L, n = *x.shape[:2], shards()
+
         def logits(x):
-            rows = x.reshape(-1, x.shape[-1])  # plain matrices: the gradient is twice as fast on CPUs
+            # plain matrices: the gradient is twice as fast on CPUs; but sites that are split stay an axis of their own
+            rows = x if n > 1 else x.reshape(-1, x.shape[-1])
             y = jnp.matmul(rows, kernel.astype(x.dtype), preferred_element_type=wide(x.dtype))
             return (y + bias.astype(y.dtype)).reshape(*x.shape[:-1], V)
 
         if targets is None:
             return logits(x)
 
-        L = x.shape[1]
-        if self.chunk >= L:
+        if self.chunk * n >= L:
             return cross_entropy(logits(x), targets)
 
         @jax.checkpoint
         def nll(part):
             return cross_entropy(logits(part[0]), part[1])
 
-        pad = -L % self.chunk
-        x = jnp.pad(x, ((0, 0), (0, pad), (0, 0))).reshape(x.shape[0], -1, self.chunk, x.shape[-1])
-        targets = jnp.pad(targets, ((0, 0), (0, pad))).reshape(targets.shape[0], -1, self.chunk)
-        out = lax.map(nll, (x.swapaxes(0, 1), targets.swapaxes(0, 1)))
-        return out.swapaxes(0, 1).reshape(x.shape[0], -1)[:, :L]
+        def cut(t):
+            """[B, L, ...] -> [chunks, B, shards, chunk, ...]: at a time a chunk of every device's sites."""
+            t = t.reshape(B, n, -1, *t.shape[2:])
+            pad = [(0, 0)] * t.ndim
+            pad[2] = (0, -t.shape[2] % self.chunk)
+            t = jnp.pad(t, pad)
+            return jnp.moveaxis(t.reshape(B, n, -1, self.chunk, *t.shape[3:]), 2, 0)
+
+        out = jnp.moveaxis(lax.map(nll, (cut(x), cut(targets))), 0, 2)
+        return out.reshape(B, n, -1)[:, :, : L // n].reshape(B, L)
 
 
 class LM(nn.Module):
@@ -104,11 +112,12 @@ class LM(nn.Module):
             raise UserError(f"a cache of {capacity} sites cannot hold {L} tokens: raise capacity")
         if encoding.BOUNDED_LENGTH and capacity > spec.dims.length:
             raise UserError(f"this encoding ends at {spec.dims.length} positions; a cache of {capacity} is beyond it")
-        x, shared, carry = hooks.begin(encoding, embed(tokens), ctx)
+        table = sharded.vocabulary(embed.embedding, 0)
+        x, shared, carry = hooks.begin(encoding, jnp.take(table.astype(dtype), tokens, axis=0), ctx)
         x = nn.Dropout(spec.dropout, deterministic=not train)(x)
         x, blocks = stack.run(
             self,
-            (x, carry),
+            sharded.lay((x, carry)),
             ctx,
             shared,
             (queries, keys),
@@ -122,7 +131,7 @@ class LM(nn.Module):
         )
         x = spec.make_norm("norm")(x)
         head = Head(spec, self.head_bias, self.loss_chunk, name="head")
-        out = head(x, embed.embedding if self.tied else None, targets)
+        out = head(x, table if self.tied else None, targets)
         if not capacity:
             return out
         return out, {"blocks": blocks, "at": at + L, "last": document[:, -1:], "segment": slots}
@@ -130,7 +139,7 @@ class LM(nn.Module):
 
 def restarts(document, past):
     """[B, L] bool: where a document begins. The first site of a first chunk always does."""
-    first = jnp.ones_like(document[:, :1], bool)
+    before = other = document[:, 0] - 1
     if past is not None:
-        first = (past["at"] == 0) | (document[:, :1] != past["last"])
-    return jnp.concatenate([first, document[:, 1:] != document[:, :-1]], axis=1)
+        before = jnp.where(past["at"] == 0, other, past["last"][:, 0])
+    return document != elements.shift(document, before, shards=shards())

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jojax.algebra.journey import gated_recurrence
-from jojax.encodings.base import Encoding, wide
+from jojax.encodings.base import Encoding, shards, wide
 from jojax.errors import UserError
 
 TAU = (1.0, 256.0)
@@ -57,7 +57,8 @@ class Recurrence(nn.Module):
         heads = spec.dims.heads, spec.dims.head_dim
         v, gate = (spec.dense(heads, name)(x) for name in ("value", "gate"))
         raw = spec.dense(heads, "decay", dtype=dtype, use_bias=True, bias_init=self.slow)(x)
-        h, last = gated_recurrence(nn.sigmoid(raw), nn.sigmoid(-raw) * v.astype(dtype), restart, past)
+        a, b = nn.sigmoid(raw), nn.sigmoid(-raw) * v.astype(dtype)
+        h, last = gated_recurrence(a, b, restart, past, shards())
         return spec.dense(x.shape[-1], "out", axis=(-2, -1))(nn.silu(gate) * h.astype(gate.dtype)), last
 
     def slow(self, key, shape, dtype):

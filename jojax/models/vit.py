@@ -9,7 +9,7 @@ from flax import linen as nn
 from jojax.encodings import hooks
 from jojax.encodings.base import Context, wide
 from jojax.errors import UserError
-from jojax.models import stack
+from jojax.models import sharded, stack
 from jojax.models.attention import Sites
 from jojax.models.block import Spec
 
@@ -71,7 +71,7 @@ class ViT(nn.Module):
         sites = Sites(jnp.arange(L), None)
         x, _ = stack.run(
             self,
-            (x, carry),
+            sharded.lay((x, carry)),
             ctx,
             shared,
             (sites, sites),
