@@ -94,7 +94,8 @@ class Task(abc.ABC):
     def exact(self):
         """The same model in float32 where it is narrower."""
         config = ConfigDict(self.config.to_dict())
-        config.dtype = "float32" if config.dtype == "bfloat16" else config.dtype
+        if config.dtype == "bfloat16":
+            config.dtype, config.attention = "float32", "auto"  # a kernel may be bfloat16's alone
         return build.build(config)
 
 
