@@ -107,7 +107,7 @@ def splash(q, k, v, query, key, *, causal, scale, window=0, edge=None, edge_key=
     by_key = (t.T for t in meeting(blocks_k, size_k, -offset, blocks_q, size_q, ahead, back))
     rows, columns = (MaskInfo(number[None], None, met[None], None, index) for number, met in (by_query, by_key))
     mask_value = pallas.DEFAULT_MASK_VALUE
-    kernel = pallas.SplashAttentionKernel(
+    kernel: Any = pallas.SplashAttentionKernel(
         rows,
         rows,
         columns,
