@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import runs
 import zoo
+from jojax import task
 from jojax.encodings.base import Edge
 from jojax.errors import UserError
 from jojax.models import attention, kernels
@@ -211,3 +213,8 @@ def test_gradients_lower_for_nvidia(monkeypatch, documents):
     text = lowered("alibi", "gpu", documents, window=0 if documents else 40)
     assert f"__cudnn$fmha{'ScaleBias' * documents}SoftmaxBackward" in text
     assert documents or '"sliding_window_length": 40' in text.replace("\\22", '"')
+
+
+def test_the_exact_model_does_without_the_kernel():
+    job = task.make(runs.config_of(runs.LM, runs.lm(dtype="bfloat16", attention="cudnn")))
+    assert job.model.spec.attention == "cudnn" and job.exact.spec.attention == "auto"
