@@ -154,7 +154,7 @@ def test_auto(on, case, expected):
     ("name", "on", "case", "why"),
     [
         ("splash", "cpu", {}, "is for TPUs, this is compiled for cpu"),
-        ("cudnn", "rocm", {}, "is for GPUs, this is compiled for rocm"),
+        ("cudnn", "rocm", {}, "is for NVIDIA GPUs, this is compiled for rocm"),
         ("splash", "tpu", {"edge": True}, "cannot add this encoding's bias, which is no product of features"),
         ("splash", "tpu", {"dtype": "float64"}, "needs dtype = bfloat16 or float32"),
         ("cudnn", "gpu", {"dtype": "float32"}, "needs dtype = bfloat16"),

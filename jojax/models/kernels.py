@@ -43,7 +43,7 @@ def refusal(name, q, k, v, *, causal, edge, **_):
     """Why this kernel cannot do it, or None."""
     where, dtypes = HOMES[name]
     if platform() != where:
-        return f"is for {where.upper()}s, this is compiled for {platform()}"
+        return f"is for {'TPUs' if where == 'tpu' else 'NVIDIA GPUs'}, this is compiled for {platform()}"
     if edge is not None:
         return "cannot add this encoding's bias, which is no product of features"
     if q.dtype.name not in dtypes:
