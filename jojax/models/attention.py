@@ -95,7 +95,7 @@ def transport(journey: Journey, q, k, v, placed=None, norm=None):
         lift = journey.lift
         if placed is not None:
             lift = tuple(jnp.where(placed[..., None, None], t, 0) for t in lift)
-        q, k = with_lift(q, k, lift, scale_of(journey.replace(lift=None), D))
+        q, k = with_lift(q, k, lift, D**-0.5 / journey.temperature)
     if value_frame is None:
         return q, k, v, lambda o: o.reshape(B, L, H, -1)
     back = value_frame.invert if journey.restore else lambda o: o
