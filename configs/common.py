@@ -30,7 +30,7 @@ def _shared() -> ConfigDict:
     c.steps = 1000  # optimiser steps
     c.batch_size = 32  # of all devices and accumulation steps together
     c.dtype = "float32"  # of activations: float32 | bfloat16 | float64; parameters are float32
-    c.attention = "auto"  # auto | xla | chunked
+    c.attention = "auto"  # auto | xla | chunked | cudnn (NVIDIA GPUs, bfloat16) | splash (TPUs)
     c.encoding = ConfigDict({"name": "none"})
     c.optim = ConfigDict(
         dict(
@@ -81,6 +81,7 @@ def _model(kind, **more) -> ConfigDict:
             mlp="gelu",  # gelu | swiglu
             norm="layernorm",  # layernorm | rmsnorm
             qk_norm="none",  # none | before | after transport
+            window=0,  # a causal site sees the last so many, itself among them; others those less than so far; 0 = all
             kv_shift=False,  # keys and values mixed with those of the site before
             bias=True,
             eps=1e-5,

@@ -180,6 +180,7 @@ RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     "model.heads": _COUNT,
     "model.kv_heads": _FROM_0,
     "model.head_dim": _FROM_0,
+    "model.window": _FROM_0,
     "model.mlp_ratio": (NUMBER, lambda v: 0 < v < math.inf, "more than 0"),
     "model.init_std": (NUMBER, *_at_least(0)),
     "model.eps": (NUMBER, lambda v: 0 < v < math.inf, "more than 0"),

@@ -85,11 +85,11 @@ def weights(job, params, number, ctx, journey):
     spec, gains = job.model.spec, None
     if spec.qk_norm == "after":
         gains = [params["blocks"][name]["scale"][number] for name in ("norm_q", "norm_k")]
-    return _weights(ctx, journey.replace(value_frame=None), gains, spec.eps, spec.dims.causal)
+    return _weights(ctx, journey.replace(value_frame=None), gains, spec.eps, spec.dims.causal, spec.window)
 
 
-@functools.partial(jax.jit, static_argnames=("eps", "causal"))
-def _weights(ctx, journey, gains, eps, causal):
+@functools.partial(jax.jit, static_argnames=("eps", "causal", "window"))
+def _weights(ctx, journey, gains, eps, causal, window):
     def norm(*qk):
         rms = nn.RMSNorm(epsilon=eps)
         return tuple(rms.apply({"params": {"scale": gain}}, t) for t, gain in zip(qk, gains, strict=True))
@@ -97,7 +97,7 @@ def _weights(ctx, journey, gains, eps, causal):
     B, L, G, _ = ctx.k.shape
     q, k = (t.astype(wide(t.dtype)) for t in (ctx.q, ctx.k))
     one_hot = jnp.broadcast_to(jnp.eye(L, dtype=k.dtype)[:, None], (B, L, G, L))
-    more: dict = dict(causal=causal, norm=norm if gains else None, implementation="xla")
+    more: dict = dict(causal=causal, window=window, norm=norm if gains else None, implementation="xla")
     return jnp.moveaxis(attention.journey_attention(q, k, one_hot, journey, ctx, **more), 1, 2)
 
 

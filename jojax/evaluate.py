@@ -21,6 +21,7 @@ from jojax.encodings import fold as folding
 from jojax.encodings.build import load
 from jojax.errors import UserError
 from jojax.models.build import pair
+from jojax.models.kernels import KERNELS
 
 
 def evaluate_split(job: task.Task, params, mesh, *, source=None, offset=None):
@@ -126,6 +127,8 @@ def restore(workdir, changes=None):
     done = int(checkpoint.find(workdir).name)  # of a staged run, the model of the stage that did the last step
     now = stages.at(stages.split(config), done).config.encoding
     config.encoding = ConfigDict(now.to_dict() | dict(changes or {}))
+    if config.attention in KERNELS:  # of the devices of the training
+        config.attention = "auto"
     mesh = _mesh(config.mesh)
     job = task.make(config)
     shapes = jax.eval_shape(job.init, jax.random.key(0))

@@ -67,11 +67,12 @@ def compiled(step, arguments, chip, model) -> dict:
     import jax
 
     from jojax import hlo
+    from jojax.models import attention
 
     start = time.monotonic()
     try:
-        # inside attention.compiled_for(chip.platform) once there is one: the chip's own kernels
-        program = step.lower(*arguments).compile()
+        with attention.compiled_for(chip.platform):  # the chip's own kernels
+            program = step.lower(*arguments).compile()
     except jax.errors.JaxRuntimeError as error:
         said = re.search(
             rf"Used {SIZE} of {SIZE} hbm|temporaries \({SIZE}\) exceeds available HBM \({SIZE}\)", str(error)

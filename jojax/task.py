@@ -92,10 +92,10 @@ class Task(abc.ABC):
 
     @functools.cached_property
     def exact(self):
-        """The same model in float32 where it is narrower."""
-        config = ConfigDict(self.config.to_dict())
-        config.dtype = "float32" if config.dtype == "bfloat16" else config.dtype
-        return build.build(config)
+        """The same model in float32 where it is narrower, without a kernel that may be of bfloat16 alone."""
+        narrow = self.config.dtype == "bfloat16"
+        changes = dict(dtype="float32", attention="auto") if narrow else {}
+        return build.build(ConfigDict(self.config.to_dict() | changes))
 
 
 class Text(Task):

@@ -1,12 +1,18 @@
 """The attention implementations against each other and against plain loops; masks, lifts, edges, cached slots."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import zoo
+from configs.encodings import preset
+from jojax import laws
 from jojax.encodings.base import Edge
 from jojax.encodings.grape_ap import LogSigmoidStep
+from jojax.errors import UserError
 from jojax.models import attention
 from jojax.models.attention import Sites
 
@@ -32,12 +38,12 @@ def sites(rng, queries=LQ):
     return Sites(jnp.arange(LK - queries, LK), own), Sites(jnp.arange(LK), segment)
 
 
-def weighted(function, block, causal, edge, query, key):
+def weighted(function, block, causal, edge, query, key, window=0):
     """A scalar of the output, so that gradients can be compared too."""
 
     def run(q, k, v, eq, ek):
         e = Edge(eq, ek, LogSigmoidStep(), jnp.asarray(ALPHA)) if edge else None
-        more = {} if function is attention.xla else {"block": block}
+        more = {"window": window} | ({} if function is attention.xla else {"block": block})
         out = function(q, k, v, query, key, causal=causal, scale=0.5, edge=e, edge_key=ek, **more)
         return (out * jnp.cos(jnp.arange(out.size)).reshape(out.shape)).sum(), out
 
@@ -45,36 +51,60 @@ def weighted(function, block, causal, edge, query, key):
 
 
 @pytest.mark.parametrize("edge", [False, True])
-@pytest.mark.parametrize("causal", [True, False])
-def test_chunked_equals_xla_in_values_and_gradients(rng, causal, edge):
+@pytest.mark.parametrize(
+    ("causal", "window", "blocks"), [(True, 0, (3, 4, 64)), (False, 0, (3, 4, 64)), (True, 4, (3,)), (False, 3, (2,))]
+)
+def test_chunked_equals_xla_in_values_and_gradients(rng, causal, window, blocks, edge):
     args, (query, key) = inputs(rng), sites(rng)
-    (_, want), grads = weighted(attention.xla, 0, causal, edge, query, key)(*args)
+    (_, want), grads = weighted(attention.xla, 0, causal, edge, query, key, window)(*args)
     assert (want[0, 0] == 0).all()  # the query without keys
     assert all(np.isfinite(g).all() for g in grads)
-    for block in (3, 4, 64):
-        (_, got), other = weighted(attention.chunked, block, causal, edge, query, key)(*args)
+    for block in blocks:
+        (_, got), other = weighted(attention.chunked, block, causal, edge, query, key, window)(*args)
         np.testing.assert_allclose(got, want, atol=1e-12)
         for a, b in zip(other, grads, strict=True):
             np.testing.assert_allclose(a, b, atol=1e-12)
 
 
-def test_xla_equals_loops(rng):
+@pytest.mark.parametrize(("causal", "window"), [(True, 0), (True, 3), (False, 3), (False, 0)])
+def test_xla_equals_loops(rng, causal, window):
     (q, k, v, *_), (query, key) = inputs(rng), sites(rng)
-    got = np.asarray(attention.attend(q, k, v, query, key, causal=True, scale=0.5, implementation="xla"))
-    want = np.zeros_like(got)
+    got = attention.attend(q, k, v, query, key, causal=causal, scale=0.5, window=window, implementation="xla")
+    want = np.zeros(got.shape)
     for b, t, g, r in np.ndindex(B, LQ, G, R):
-        seen = [j for j in range(LK) if j <= t + LK - LQ and key.segment[b, j] == query.segment[b, t]]
+        at = t + LK - LQ
+        first, last = (at - window + 1, at + window - 1) if window else (0, LK)
+        near = [j for j in range(LK) if first <= j <= (at if causal else last)]
+        seen = [j for j in near if key.segment[b, j] == query.segment[b, t]]
         if seen:
             w = np.exp([0.5 * float(q[b, t, g, r] @ k[b, j, g]) for j in seen])
             want[b, t, g, r] = (w / w.sum()) @ np.asarray(v)[b, seen, g]
     np.testing.assert_allclose(got, want, atol=1e-12)
 
 
+@pytest.mark.parametrize(("causal", "hidden", "own"), [(True, slice(4), slice(8, LK)), (False, slice(8, LK), slice(4))])
+def test_chunked_does_not_touch_blocks_outside_of_the_window(rng, causal, hidden, own):
+    """Values there are no numbers, which any product with them would show."""
+    q, k, v, *_ = inputs(rng, LK)
+    at, v = Sites(jnp.arange(LK), None), v.at[:, hidden].set(jnp.nan)
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def run(q, window):
+        def number(q):
+            out = attention.chunked(q, k, v, at, at, causal=causal, scale=0.5, window=window, block=4)[:, own]
+            return out.sum(), out
+
+        (_, out), grad = jax.value_and_grad(number, has_aux=True)(q)
+        return out, grad[:, own]
+
+    assert all(np.isfinite(t).all() for t in run(q, 4))
+    assert not any(np.isfinite(t).any() for t in run(q, 9))  # that reaches the block
+
+
 def test_a_lift_is_a_bias(rng):
     q, k, *_ = inputs(rng, LK)
     lift = jnp.asarray(rng.normal(size=(B, LK, G * R, 3))), jnp.asarray(rng.normal(size=(B, LK, G, 3)))
-    wide_q, wide_k = attention.with_lift(q, k, lift, D**-0.5)
-    s = attention.logits(wide_q, wide_k, D**-0.5)
+    s = attention.logits(*attention.with_lift(q, k, lift, D**-0.5), 1)
     bias = np.einsum("bqgrf,bkgf->bgrqk", lift[0].reshape(B, LK, G, R, 3), lift[1])
     np.testing.assert_allclose(s, attention.logits(q, k, D**-0.5) + bias, atol=1e-12)
 
@@ -85,7 +115,7 @@ def test_a_lift_keeps_its_precision_in_bfloat16():
     q, k = jnp.zeros((1, 3, 1, 1, 8), jnp.bfloat16), jnp.zeros((1, 3, 1, 8), jnp.bfloat16)
     slope = jnp.full((1, 3, 1, 1), 0.25, jnp.float32)
     lift = slope, at.reshape(1, 3, 1, 1)
-    s = attention.logits(*attention.with_lift(q, k, lift, 8**-0.5), 8**-0.5)[0, 0, 0]
+    s = attention.logits(*attention.with_lift(q, k, lift, 8**-0.5), 1)[0, 0, 0]
     np.testing.assert_allclose(s[0], 0.25 * at, atol=1e-2)
     one = (slope * 8**0.5).astype(jnp.bfloat16).astype("float32")[0, 0, 0, 0] * at.astype(jnp.bfloat16) * 8**-0.5
     assert np.abs(np.asarray(one) - 0.25 * np.asarray(at)).max() > 1  # why it is split
@@ -104,7 +134,7 @@ def test_auto_takes_the_linear_memory_path_for_long_keys(rng, monkeypatch):
 
 def test_unknown_implementation_lists_the_valid_ones(rng):
     (q, k, v, *_), (query, key) = inputs(rng), sites(rng)
-    with pytest.raises(Exception, match="attention = 'flash': choose from auto, xla, chunked"):
+    with pytest.raises(Exception, match="attention = 'flash': choose from auto, xla, chunked, cudnn, splash"):
         attention.attend(q, k, v, query, key, causal=True, scale=1.0, implementation="flash")
 
 
@@ -121,3 +151,28 @@ def test_chunked_memory_is_linear():
     short, long = (temporaries(attention.chunked, L) for L in (2048, 8192))
     assert long < 6 * short, (short, long)
     assert temporaries(attention.xla, 8192) > 12 * temporaries(attention.xla, 2048)
+
+
+@functools.cache
+def windowed(name):
+    return laws.models.Subject(preset(name), "text", window=4)
+
+
+def test_windows_site_by_site_in_chunked_attention_equal_the_whole():
+    """A bias along the path; beside a window that sees all."""
+    s = windowed("grape_ap_strict")
+    assert laws.models.site_by_site(s, "chunked") < 1e-10
+    assert laws.models.far(s.whole, zoo.subject("grape_ap_strict", "text").whole) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", ["chunks", "packed", "causal"])
+@pytest.mark.parametrize("name", ["grape_ap_strict", "fox"])
+def test_laws_of_windows(name, law):
+    assert getattr(laws.models, law)(windowed(name)) < 1e-10
+
+
+def test_a_window_from_a_class_token_is_refused():
+    model = zoo.vit_of({"name": "none"}, window=2)
+    with pytest.raises(UserError, match=r"model\.window = 2: the class token, .* set model\.pool = 'mean'"):
+        jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 8, 15, 3)))

@@ -20,7 +20,7 @@ def float64():
 
 
 def job_of(causal=True, qk_norm="none"):
-    spec = types.SimpleNamespace(dims=types.SimpleNamespace(causal=causal), qk_norm=qk_norm, eps=1e-6)
+    spec = types.SimpleNamespace(dims=types.SimpleNamespace(causal=causal), qk_norm=qk_norm, eps=1e-6, window=0)
     return types.SimpleNamespace(model=types.SimpleNamespace(spec=spec))
 
 

@@ -21,6 +21,14 @@ def restored(workdir):
     return evaluate.restore(workdir)[1:]
 
 
+def test_a_kernel_of_the_training_s_devices_is_not_asked_of_these(tmp_path):
+    workdir = shutil.copytree(trained(), tmp_path / "other")
+    record = runs.result(workdir)
+    record["config"]["attention"] = "splash"
+    (workdir / "result.json").write_text(json.dumps(record))
+    assert restored(workdir)[1].model.spec.attention == "auto"
+
+
 def log_softmax(logits):
     shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))

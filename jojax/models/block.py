@@ -30,6 +30,7 @@ class Spec:
     mlp: str = "gelu"  # gelu | swiglu
     norm: str = "layernorm"  # layernorm | rmsnorm
     qk_norm: str = "none"  # none | before | after transport
+    window: int = 0  # > 0: a causal site sees the last so many, itself among them; others those less than so far away
     kv_shift: bool = False  # keys and values mixed with those of the site before, by a gate (GRAPE section 6.1)
     bias: bool = True
     eps: float = 1e-5
@@ -124,6 +125,7 @@ class Block(nn.Module):
             *sites,
             causal=dims.causal,
             scale=attention.scale_of(journey, dims.head_dim),
+            window=spec.window,
             edge=journey.edge,
             edge_key=keys["edge"],
             implementation=spec.attention,

@@ -7,7 +7,8 @@ from jojax.models.block import Spec
 from jojax.models.lm import LM
 from jojax.models.vit import ViT, grid_of
 
-SWITCHES = ("mixer", "mlp", "norm", "qk_norm", "kv_shift", "bias", "eps", "dropout", "layer_scale", "init_std")
+SWITCHES = ("mixer", "mlp", "norm", "qk_norm", "window", "kv_shift", "bias", "eps", "dropout", "layer_scale",
+            "init_std")  # fmt: skip
 DTYPES = ("float32", "bfloat16", "float64")
 
 

@@ -3,7 +3,7 @@ softmax (arXiv 2112.05682, 2205.14135), so that the state of a path sum is one n
 
 Backwards only the outputs and the logarithms of the softmax's sums are kept: weights are recomputed block by block,
 key blocks from first to last, the way that the cotangent of the path sum's state runs (GRAPE-AP:
-dψ_tℓ = Σ_{j<ℓ} dS_tj). Blocks that causality hides are skipped, in both directions.
+dψ_tℓ = Σ_{j<ℓ} dS_tj). Blocks that causality or the window hides are skipped, in both directions.
 """
 
 import functools
@@ -15,25 +15,26 @@ import jax.numpy as jnp
 from jax import lax
 
 from jojax.encodings.base import wide
-from jojax.models.scores import EMPTY, Sites, gathered, logits, visible, weighted
+from jojax.models.scores import EMPTY, Sites, gathered, logits, reach, visible, weighted
 
 
 class Plan(NamedTuple):
     """What is static."""
 
     causal: bool
+    window: int
     scale: float
     step: Callable | None
 
 
-def chunked(q, k, v, query, key, *, causal, scale, edge=None, edge_key=None, block=512):
+def chunked(q, k, v, query, key, *, causal, scale, window=0, edge=None, edge_key=None, block=512):
     """As `attention.xla`, which it equals."""
     Lq, Lk = q.shape[1], k.shape[1]
     queries = dict(q=q, edge=None if edge is None else edge.query, index=query.index, segment=query.segment)
     keys = dict(
         k=k, v=v, edge=None if edge is None else edge_key, index=key.index, segment=key.segment, real=jnp.ones(Lk, bool)
     )
-    plan = Plan(causal, scale, None if edge is None else edge.step)
+    plan = Plan(causal, window, scale, None if edge is None else edge.step)
     weights = None if edge is None else edge.weights
     out = attention(plan, split(queries, min(block, Lq)), split(keys, min(block, Lk)), weights)
     out = jnp.moveaxis(out, (0, 4), (1, 2))  # [n, B, G, R, size, E]
@@ -72,15 +73,18 @@ def forward(plan, queries, keys, weights):
 def seen_by(plan, own, part):
     """[B or 1, size, size] bool"""
     real = part["real"][None, None, :]
-    order = visible(Sites(own["index"], own["segment"]), Sites(part["index"], part["segment"]), plan.causal)
+    order = visible(
+        Sites(own["index"], own["segment"]), Sites(part["index"], part["segment"]), plan.causal, plan.window
+    )
     return jnp.broadcast_to(real, (1, own["index"].size, real.size)) if order is None else real & order
 
 
 def where_seen(plan, own, part, do, carry, skipped):
-    """`do(carry)`, or `skipped(carry)` for a block whose first key comes after the last query."""
-    if not plan.causal:
-        return do(carry)
-    return lax.cond(part["index"][0] <= own["index"].max(), do, skipped, carry)
+    """`do(carry)`, or `skipped(carry)` for a block of keys that all come too late or too early for all queries."""
+    own, part = own["index"], part["index"]  # padding has index 0
+    distances = own[0] - part.max(), part[0] - own.max()  # the shortest, to keys before and after
+    met = [d <= most for d, most in zip(distances, reach(plan.causal, plan.window), strict=True) if most is not None]
+    return lax.cond(functools.reduce(jnp.logical_and, met), do, skipped, carry) if met else do(carry)
 
 
 def start_state(plan, q):

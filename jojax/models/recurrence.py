@@ -31,6 +31,7 @@ def check(spec):
     for key, idle in (
         ("model.kv_heads", spec.dims.kv_heads != spec.dims.heads),
         ("model.qk_norm", spec.qk_norm != "none"),
+        ("model.window", spec.window != 0),
         ("attention", spec.attention != "auto"),
     ):
         if idle:

@@ -14,18 +14,27 @@ EMPTY = -2  # segment of a cache slot not yet written; padding is −1
 
 @struct.dataclass
 class Sites:
-    index: jax.Array  # [L] arrival
+    """As many queries as keys are the same sites."""
+
+    index: jax.Array  # [L] arrival, counts up by one
     segment: jax.Array | None  # [B, L] document; None = all one
 
 
-def visible(query: Sites, key: Sites, causal: bool):
+def reach(causal: bool, window: int):
+    """How many sites before and after itself a site sees; None = all."""
+    back = window - 1 if window else None
+    return back, 0 if causal else back
+
+
+def visible(query: Sites, key: Sites, causal: bool, window: int = 0):
     """[B or 1, Lq, Lk] bool, or None where everything is seen."""
     seen = None
     if query.segment is not None and key.segment is not None:
         seen = query.segment[:, :, None] == key.segment[:, None, :]
-    if causal:
-        order = key.index[None, None, :] <= query.index[None, :, None]
-        seen = order if seen is None else seen & order
+    ago = query.index[None, :, None] - key.index[None, None, :]
+    for most, distance in zip(reach(causal, window), (ago, -ago), strict=True):
+        if most is not None:
+            seen = distance <= most if seen is None else seen & (distance <= most)
     return seen
 
 

@@ -40,6 +40,11 @@ class ViT(nn.Module):
         spec = self.spec
         if self.pool not in ("cls", "mean"):
             raise UserError(f"model.pool = {self.pool!r}: choose from cls, mean")
+        if self.pool == "cls" and spec.window:
+            raise UserError(
+                f"model.window = {spec.window}: the class token, first in order, would see the first patches alone; "
+                "set model.pool = 'mean'"
+            )
         grid = grid_of(image.shape[1:-1], self.patch)
         B, C = image.shape[0], spec.dims.width
         init = nn.initializers.normal(spec.init_std)
