@@ -54,7 +54,7 @@ def test_starts(name, kind):
     assert residual < 1e-10 if name in ("jo_blocks", "grape_m_freq") else residual == 0
 
 
-@pytest.mark.parametrize("name", ["jo_projected", "grape_ap_strict"])
+@pytest.mark.parametrize("name", zoo.some(["jo_projected", "grape_ap_strict"]))
 def test_unrolled_scanned_and_remat_are_equal(name):
     def loss(params, model):
         nll = model.apply({"params": params}, zoo.tokens(), segment=jnp.asarray(SEGMENT), targets=zoo.tokens(3))
@@ -76,7 +76,7 @@ def test_unrolled_scanned_and_remat_are_equal(name):
     assert dead == (set() if name == "jo_projected" else {"['blocks']['key']['bias']"})
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", zoo.some(["float64", "float32"]))
 def test_jo_projected_starts_as_jo_fixed(dtype):
     with jax.enable_x64(dtype == "float64"):
         toks = zoo.tokens()

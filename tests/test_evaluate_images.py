@@ -97,6 +97,7 @@ def test_command_resizes_a_table_to_grids_that_need_not_be_square():
     assert [(row["resolution"], row["scored"]) for row in record["rows"]] == [(48, 37), ([32, 48], 37)]
 
 
+@pytest.mark.slow
 def test_tables_are_resized_by_cubic_convolution():
     _, config, _, params, mesh = evaluate.restore(trained())
     params = zoo.noisy(params, 0.5)  # so that the place of a patch matters

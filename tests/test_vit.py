@@ -108,6 +108,7 @@ def test_tables_are_resized_by_cubic_convolution_without_anti_aliasing():
     assert not other[:, 0].any()
 
 
+@pytest.mark.slow
 def test_scan_unrolled_remat_and_chunked_are_equal():
     x, results = image(), []
     _, params = made("rope_mixed_qkv")
