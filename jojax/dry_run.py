@@ -5,7 +5,7 @@ import math
 import jax
 from clu import parameter_overview
 
-from jojax import checkpoint, loop, result, stages
+from jojax import checkpoint, loop, result, shard, stages
 from jojax.errors import UserError
 
 
@@ -27,10 +27,10 @@ def report(config, name) -> str:
         *stage_lines(run.stages),
         f"encoding: {config.encoding.to_dict()}",
         f"parameters: {n['total']:,} (body {n['body']:,}, encoding {n['encoding']:,})",
-        f"memory of the state: {megabytes(run.like)} in all (parameters {megabytes(run.like.params)}, optimiser "
-        f"{megabytes(run.like.opt_state)}), gradients {megabytes(run.like.params)}; a device's share of "
-        f"{run.mesh.size}: {megabytes(run.like, own)} and {megabytes(run.like.params, own)}",
-        f"batch: {megabytes(run.abstract_batch())}, {run.job.units_per_step:,} {run.job.unit} a step; "
+        f"memory of the state: {memory(run.like)} in all (parameters {memory(run.like.params)}, optimiser "
+        f"{memory(run.like.opt_state)}), gradients {memory(run.like.params)}; a device's share of {run.mesh.size}: "
+        f"{megabytes(shard.device_bytes(run.like))} and {megabytes(shard.device_bytes(run.like.params))}",
+        f"batch: {memory(run.abstract_batch())}, {run.job.units_per_step:,} {run.job.unit} a step; "
         f"{config.steps:,} steps = {config.steps * run.job.units_per_step:,} {run.job.unit}",
         *data_report(run),
     ]
@@ -44,13 +44,13 @@ def stage_lines(found):
         yield f"stage of steps {s['steps'][0]:,} to {s['steps'][1]:,}: {s['encoding']}, {told}"
 
 
-def own(leaf):
-    """The shape of what lies on one device."""
-    return leaf.sharding.shard_shape(leaf.shape)
+def memory(tree) -> str:
+    """Of all devices together."""
+    return megabytes(sum(math.prod(t.shape) * t.dtype.itemsize for t in jax.tree.leaves(tree)))
 
 
-def megabytes(tree, shape=lambda leaf: leaf.shape) -> str:
-    return f"{sum(math.prod(shape(t)) * t.dtype.itemsize for t in jax.tree.leaves(tree)) / 2**20:,.1f} MiB"
+def megabytes(n) -> str:
+    return f"{n / 2**20:,.1f} MiB"
 
 
 def data_report(run):

@@ -226,9 +226,7 @@ class Program:
         for user in users:
             if user.kind in ("dynamic-slice", "gather") and user.operands[0] == own:
                 touched += size(user.shape)
-            elif user.kind == "dynamic-update-slice" and user.operands[0] == own:
-                touched += 0  # in place
-            else:
+            elif user.kind != "dynamic-update-slice" or user.operands[0] != own:  # else in place
                 return size(shape)
         return min(touched, size(shape))
 

@@ -66,7 +66,7 @@ def compiled(step, arguments, chip, model) -> dict:
     """Numbers of one compiled step, for each device; memory alone where the compiler finds that it does not fit."""
     import jax
 
-    from jojax import hlo
+    from jojax import hlo, shard
     from jojax.models import attention
 
     start = time.monotonic()
@@ -80,7 +80,7 @@ def compiled(step, arguments, chip, model) -> dict:
         if not said:
             raise
         peak, room = (float(n) * UNITS[unit] for n, unit in re.findall(SIZE, said[0]))
-        given = sum(math.prod(t.sharding.shard_shape(t.shape)) * t.dtype.itemsize for t in leaves(arguments))
+        given = shard.device_bytes([leaf for leaf in jax.tree.leaves(arguments) if getattr(leaf, "sharding", None)])
         peak += given if "temporaries" in said[0] else 0
         memory = {"arguments": given, "temporaries": peak - given, "peak": peak, "left": room - peak}
         return {"memory": memory, "compile_seconds": time.monotonic() - start}
@@ -111,12 +111,6 @@ def compiled(step, arguments, chip, model) -> dict:
         "bound": max(least, key=lambda k: least[k]),
         "compile_seconds": seconds,
     }
-
-
-def leaves(tree):
-    import jax
-
-    return [leaf for leaf in jax.tree.leaves(tree) if getattr(leaf, "sharding", None)]
 
 
 def remedies(settings, out) -> list[str]:

@@ -146,6 +146,11 @@ def check_lengths(key: str, lengths: Sequence[int], mesh: Mesh) -> None:
             raise UserError(f"mesh.sequence={n} must divide {key}: {length} is no multiple of it, {near} is.")
 
 
+def device_bytes(tree: Any) -> int:
+    """Of arrays or ShapeDtypeStructs with shardings, what lies on one device."""
+    return sum(math.prod(t.sharding.shard_shape(t.shape)) * t.dtype.itemsize for t in jax.tree.leaves(tree))
+
+
 def check_batch(batch_size: int, mesh: Mesh, accumulate: int = 1) -> None:
     """UserError unless every device gets the same number of rows in each of the `accumulate`
     micro-batches."""
@@ -175,10 +180,11 @@ def local_rows(batch_size: int, mesh: Mesh) -> np.ndarray:
     return np.unique(np.concatenate([np.arange(batch_size)[index] for index in pieces]))
 
 
+@functools.cache  # every batch asks
 def share(mesh: Mesh) -> tuple[int, int]:
     """(which, of how many) shares of a batch this process reads. Processes between which tensor or sequence lies need
     the same rows."""
-    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    parts = even(1, mesh)
     rows = local_rows(parts, mesh)
     count = parts // len(rows)
     if count == jax.process_count():

@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from jojax import chips, config, preflight  # noqa: E402 — the repository's own package, installed or not
 from jojax.errors import UserError  # noqa: E402
+from scripts.prepare.work import write_whole  # noqa: E402
 
 RECORDS = ROOT / "results" / "preflight.json"
 VISION = ("rope_axial", "rope_axial_qkv", "none", "learned", "rope_mixed", "rope_mixed_qkv", "rel_bias_2d", "alibi_2d")
@@ -86,13 +87,8 @@ how they are counted stands in jojax/preflight.py. Times are the least there can
 
 
 def write(records):
-    for path, text in (
-        (RECORDS, json.dumps(records, indent=1) + "\n"),
-        (RECORDS.with_suffix(".md"), HEAD + table(records)),
-    ):
-        new = path.with_suffix(path.suffix + ".new")
-        new.write_text(text)
-        new.replace(path)
+    write_whole(RECORDS, json.dumps(records, indent=1) + "\n")
+    write_whole(RECORDS.with_suffix(".md"), HEAD + table(records))
 
 
 def main():
@@ -106,9 +102,9 @@ def main():
     for key, (spec, given, topology) in todo.items():
         if args.only not in key:
             continue
-        ready = key in records or chips.missing(topology) or "to do"
-        print(f"{key}: {'done' if key in records else ready}", flush=True)
-        if args.print or ready != "to do":
+        state = "done" if key in records else chips.missing(topology) or "to do"
+        print(f"{key}: {state}", flush=True)
+        if args.print or state != "to do":
             continue
         with tempfile.NamedTemporaryFile(suffix=".json") as file:
             command = [

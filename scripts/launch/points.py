@@ -39,7 +39,11 @@ def of(spec: str) -> list[Point]:
 
 
 def finished(workdir: Path) -> bool:
-    return progress(workdir).startswith("finished")
+    try:
+        record = writer.read_result(workdir)
+    except UserError:  # the run itself says so, and fails
+        return False
+    return record is not None and record["state"] == "finished"
 
 
 def progress(workdir: Path) -> str:
