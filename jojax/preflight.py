@@ -1,11 +1,12 @@
 """Does it fit, and what bounds it? `python -m jojax.preflight --config configs/F.py[:arg] [--config.a.b=v]
---topology v5e:16x16 | v5p:4x4x4 | h200:8 [--compare rope,jo_projected] [--json FILE]`
+--topology v5e:16x16 | v5p:4x4x4 | h200:8 [--compare rope,jo_projected] [--quick] [--json FILE]`
 
 Compiles the training step and the step of an evaluation for chips that need not be there (jojax/chips.py: which, and
 what they can do), the last stage's where there are several, and tells each device's memory, FLOPs, bytes and
 collectives (jojax/hlo.py: how they are counted), the share of the FLOPs that the model itself needs (jojax/flops.py),
 and the least time of a step: the longest of computing, memory and interconnect, as if each ran at the chip's peak and
-all at once. `--compare`: the same config with each of these encodings, over the first.
+all at once. `--compare`: the same config with each of these encodings, over the first. `--quick`: the compiler searches
+less (minutes become seconds for a TPU); FLOPs and collectives are the same, temporaries and bytes are not quite.
 
 Exit code: 0 it fits, 1 it does not (what would help is told), 2 an error that you can mend.
 """
@@ -27,9 +28,11 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 # ------------------------------------------------------------------------------------ measuring
-def measure(settings, spec, topology) -> dict:
-    """All numbers of one config on one topology."""
+def measure(settings, spec, topology, quick=False) -> dict:
+    """All numbers of one config on one topology; quick, by a compiler that searches less."""
     import jax
+
+    jax.config.update("jax_optimization_level", "O0" if quick else "UNKNOWN")
 
     from jojax import flops, result, shard
     from jojax.parts import Parts
@@ -53,6 +56,7 @@ def measure(settings, spec, topology) -> dict:
         "devices": count,
         "mesh": dict(parts.mesh.shape),
         "encoding": settings.encoding.to_dict(),
+        "quick": quick,
         "parameters": result.count_parameters(params),
         "versions": result.versions(),
         "steps": found,
@@ -214,14 +218,14 @@ def notes(out):
         yield "what may help: " + "; ".join(out["remedies"])
 
 
-def compare(spec, overrides, topology, names):
+def compare(spec, overrides, topology, names, quick):
     """One measurement an encoding, of the config that its file makes with it."""
     for name in names:
         path, arg = config.split_spec(spec)
         full = f"{path}:{','.join(filter(None, (arg, f'encoding={name}')))}"
         settings = config.validate(config.apply_overrides(config.load(full), overrides))
         print(f"{name} …", file=sys.stderr, flush=True)
-        yield measure(settings, full, topology)
+        yield measure(settings, full, topology, quick)
 
 
 def main(_):
@@ -229,7 +233,7 @@ def main(_):
     settings, spec, overrides = cli.parsed_config()
     chips.prepare(FLAGS.topology)
     if FLAGS.compare:
-        found = list(compare(spec, overrides, FLAGS.topology, FLAGS.compare))
+        found = list(compare(spec, overrides, FLAGS.topology, FLAGS.compare, FLAGS.quick))
         print("\n\n".join(map(report, found)) + "\n\nthe training step, over the first:\n")
         columns = {}
         for name, out in zip(FLAGS.compare, found, strict=True):
@@ -237,7 +241,7 @@ def main(_):
             columns[name] = {"parameters": (n, f"{n:,}")} | rows_of(out["steps"]["train"])
         print(table(columns, over_first=True))
     else:
-        found = [measure(settings, spec, FLAGS.topology)]
+        found = [measure(settings, spec, FLAGS.topology, FLAGS.quick)]
         print(report(found[0]))
     if FLAGS.json:
         text = json.dumps(found if FLAGS.compare else found[0], indent=1, default=list)
@@ -250,5 +254,6 @@ if __name__ == "__main__":
     cli.define_config()
     flags.DEFINE_string("topology", None, "CHIP:SHAPE, as v5e:16x16 or h200:8")
     flags.DEFINE_list("compare", [], "encodings to put side by side")
+    flags.DEFINE_bool("quick", False, "a compiler that searches less")
     flags.DEFINE_string("json", "", "write the numbers there too")
     cli.run_main(main)

@@ -1,9 +1,10 @@
 """results/preflight.{json,md}: every config compiled for chips that are not there, and a dozen encodings of two models.
 
-    python scripts/preflight_all.py [--only TEXT] [--print]
+    python scripts/preflight_all.py [--only TEXT] [--thorough] [--print]
 
-One point after the other as `python -m jojax.preflight`, the records written after each: a second call goes on where
-the first was stopped. Points whose compiler is not installed are left for another time (the extras tpu and cuda).
+One point after the other as `python -m jojax.preflight --quick`, the records written after each: a second call goes on
+where the first was stopped. `--thorough` leaves the compiler all its searching (minutes a point), also for points that
+are done without. Points whose compiler is not installed are left for another time (the extras tpu and cuda).
 """
 
 import argparse
@@ -27,7 +28,7 @@ VISION += ("comrope_ld", "liere", "grape_m_2d", "jo_projected_2d", "householder"
 TEXT = ("rope", "jo_fixed", "jo_projected", "jo_projected_qk", "none", "alibi", "fox", "grape_m_freq", "grape_m_ctx")
 TEXT += ("grape_ap_strict", "jo_blocks", "householder", "fire")
 SLICES = ("16x16", "8x16", "8x8", "4x8", "4x4", "2x4", "2x2")  # of a v5e pod
-LARGE = ["--config.batch_size=512", "--config.mesh.data=1", "--config.mesh.fsdp=64"]  # 480 rows are not for 64 chips
+LARGE = ["--config.mesh.data=1", "--config.mesh.fsdp=32", "--config.mesh.tensor=2"]  # 480 rows are not for 64 chips
 
 
 def points():
@@ -74,7 +75,8 @@ def table(records):
             cells += [f"{least / base:.3f}", step["bound"]]
         else:
             cells += ["–"] * 7
-        lines.append("| " + " | ".join([*cells, f"{step['compile_seconds']:.0f} s"]) + " |")
+        quick = ", quick" if out["quick"] else ""
+        lines.append("| " + " | ".join([*cells, f"{step['compile_seconds']:.0f} s{quick}"]) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -94,6 +96,7 @@ def write(records):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="points whose name has this text")
+    parser.add_argument("--thorough", action="store_true", help="let the compiler search as it does by default")
     parser.add_argument("--print", action="store_true", help="show the points and compile nothing")
     args = parser.parse_args()
     todo = {" ".join((spec, *given, "on", topology)): (spec, given, topology) for spec, given, topology in points()}
@@ -102,7 +105,8 @@ def main():
     for key, (spec, given, topology) in todo.items():
         if args.only not in key:
             continue
-        state = "done" if key in records else chips.missing(topology) or "to do"
+        done = key in records and not (args.thorough and records[key]["quick"])
+        state = "done" if done else chips.missing(topology) or "to do"
         print(f"{key}: {state}", flush=True)
         if args.print or state != "to do":
             continue
@@ -112,6 +116,7 @@ def main():
                 "jojax.preflight",
                 f"--config={spec}",
                 *given,
+                *([] if args.thorough else ["--quick"]),
                 f"--topology={topology}",
                 f"--json={file.name}",
             ]
