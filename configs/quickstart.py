@@ -4,7 +4,7 @@ Command: python3 -m jojax.train --config configs/quickstart.py
 Table: none; the scaled-down question of JoFormer's length experiment (train at 128, read at 128 … 1,024)
 Expected: see README. After three minutes every ratio is still near 1; what separates the encodings, longer training,
     is in configs/length_extrapolation.py
-Cost: a little over 3 minutes on 2 CPU cores
+Cost: about 3 minutes on 2 CPU cores
 Arguments: encoding=NAME, seed=N, smoke
 """
 
@@ -14,10 +14,10 @@ from configs import common
 def get_config(arg=None):
     arg = common.parse(arg)
     c = common.lm(length=128, vocab=2048)
-    c.steps, c.batch_size = 400, 16
+    c.steps, c.batch_size = 350, 16
     c.optim.lr, c.optim.warmup_steps = 2e-3, 50
     c.optim.encoding_lr = 0.1 if common.content_angles(arg.encoding or "jo_projected") else 1.0
-    c.checkpoint.every_steps, c.log.every_steps = 200, 25
+    c.checkpoint.every_steps, c.log.every_steps = 175, 25
     c.eval.lengths, c.eval.document_tokens = (128, 256, 512, 1024), 4096
     if arg.smoke:
         c.steps, c.optim.warmup_steps, c.eval.lengths = 4, 1, (128, 256)

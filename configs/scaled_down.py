@@ -15,16 +15,16 @@ from configs import common
 from configs.encodings import preset
 
 EXTRAPOLATION = ("rope", "jo_projected", "alibi", "jo_fixed", "jo_projected_pointwise", "jo_random")
-RATES = (1.5e-3, 3e-3, 6e-3)
+RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
 # of RATES, by the loss on the valid split after a third of the steps, seed 0: results/scaled_down-table=rates.md
 CHOSEN = {}
 SWEEPS = {  # table: encodings, seeds
-    "values": (("rope_axial_qk", "rope_axial_qkv", "rope_axial_learned_qk", "rope_axial_learned_qkv"), 3),
     "resolutions": (("ape_grid", "rope_unit10k", "liere", "comrope_ap", "comrope_ld"), 1),
     "wikipedia": (("sinusoidal", "rope", "jo_fixed", "jo_learned", "jo_projected_wiki"), 1),
     "plane": (("none", "rope", "jo_fixed", "jo_projected", "fox", "recurrence"), 1),
     "staged": (("jo_fixed", "jo_projected"), 1),
     "grape": (("rope", "alibi", "fox", "grape_m_freq", "grape_a_qk", "grape_ap_strict"), 1),
+    "values": (("rope_axial_qk", "rope_axial_qkv", "rope_axial_learned_qk", "rope_axial_learned_qkv"), 3),
 }
 
 
@@ -126,10 +126,10 @@ def sweep():
     for encoding in EXTRAPOLATION:
         for lr in RATES:
             yield {"arg": f"table=rates,encoding={encoding},lr={lr:g}"}
+    for seed in range(3):
+        for encoding in EXTRAPOLATION if CHOSEN else ():
+            yield {"arg": f"table=novels,encoding={encoding},seed={seed}"}
     for table, (encodings, seeds) in SWEEPS.items():
         for seed in range(seeds):
             for encoding in encodings:
                 yield {"arg": f"table={table},encoding={encoding},seed={seed}"}
-    for seed in range(3):
-        for encoding in EXTRAPOLATION if CHOSEN else ():
-            yield {"arg": f"table=novels,encoding={encoding},seed={seed}"}
