@@ -22,7 +22,8 @@ SPEEDS = ("tokens_per_second", "images_per_second")
 STEPS = 30
 
 
-FOLDER = Path(os.environ["JOJAX_TESTS"])  # of all processes of this test run; conftest.py makes and removes it
+FOLDER = Path(os.environ["JOJAX_TESTS"])  # of all processes of this test run; conftest.py names and removes it
+FOLDER.mkdir(exist_ok=True)
 
 
 @contextlib.contextmanager

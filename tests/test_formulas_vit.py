@@ -124,7 +124,7 @@ def test_absolute(kind, pool):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "kind"), zoo.spread([(n, "vision") for n in zoo.VISION]))
+@pytest.mark.parametrize(("name", "kind"), zoo.families([(n, "vision") for n in zoo.VISION]))
 def test_no_dead_parameter(name, kind):
     """Every array moves the loss. Without frames on keys the key bias cannot: it shifts all logits of a query alike."""
     model, params = model_and_params(zoo.preset(name), "cls")

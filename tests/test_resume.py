@@ -97,7 +97,7 @@ def test_killed_twice_stopped_once(tmp_path):
 def test_killed_many_times(tmp_path):
     """At random moments: while starting, training, saving, evaluating or writing the result. So often as KILLS says."""
     rng, kills, number = np.random.default_rng(0), 0, 0
-    while kills < int(os.environ.get("KILLS", 7)):
+    while kills < int(os.environ.get("KILLS", 4)):
         workdir = tmp_path / str(number)
         life = Life(workdir)
         if kills % 4:  # else while it starts
