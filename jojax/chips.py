@@ -109,7 +109,7 @@ def devices(topology: str) -> tuple[Chip, list]:
             cores, cache, clock, major = GPUS[name]
             numbers = dict(bandwidth=int(chip.bandwidth), memory=int(chip.memory), name=name.upper())
             text = DESCRIPTION.format(cores=cores, cache=cache, clock=clock, major=major, **numbers)
-            found = topologies.get_topology_desc(f"1x1x{sizes[0]}", "cuda", target_config=text).devices
+            found = topologies.get_topology_desc("", "cuda", target_config=text, topology=f"1x1x{sizes[0]}").devices
     except (jax.errors.JaxRuntimeError, ValueError, RuntimeError) as error:
         said = str(error).strip().splitlines()[0]
         raise UserError(f"--topology={topology} is none that the compiler knows: {said}") from error
