@@ -89,6 +89,7 @@ def prepare(topology: str) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     if CHIPS[parse(topology)[0]].platform == "tpu":  # no TPU host to ask
         os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
+        os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # beside a process that has the chips, or another preflight
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-256")
     else:
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"

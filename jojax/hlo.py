@@ -201,7 +201,7 @@ class Program:
 
     def traffic(self, name: str, one: Instruction) -> float:
         """Bytes to and from main memory."""
-        if one.kind in FREE:
+        if one.kind in FREE or '"AllocateBuffer"' in one.attributes:
             return 0
         shapes = [self.shapes[name].get(operand, "") for operand in one.operands]
         if one.kind.endswith("-done"):
@@ -221,24 +221,38 @@ class Program:
         """Of operand `index`, by the computation of a fusion."""
         body = self.of[inner]
         own = next((one.name for one in body if one.kind == "parameter" and one.operands == [str(index)]), None)
-        users = [one for one in body if own in one.operands and one.kind != "parameter"]
-        touched = 0.0
-        for user in users:
-            if user.kind in ("dynamic-slice", "gather") and user.operands[0] == own:
-                touched += size(user.shape)
-            elif user.kind != "dynamic-update-slice" or user.operands[0] != own:  # else in place
-                return size(shape)
-        return min(touched, size(shape))
+        return min(self.touched(inner, own, shape), size(shape))
+
+    def touched(self, inner: str, own: str | None, shape: str) -> float:
+        """Bytes of the array `own` that a computation of a fusion looks at, through fusions and names within."""
+        total = 0.0
+        for user in self.of[inner]:
+            places = [i for i, operand in enumerate(user.operands) if operand == own and user.kind != "parameter"]
+            for place in places:
+                if user.kind in ("dynamic-slice", "slice", "gather") and place == 0:
+                    total += size(user.shape)
+                elif user.kind == "fusion":
+                    total += sum(self.read(called, place, shape) for called in user.called("calls"))
+                elif user.kind == "bitcast":
+                    total += self.touched(inner, user.name, shape)
+                elif user.kind != "dynamic-update-slice" or place != 0:  # else in place
+                    total += size(shape)
+        return total
 
     def written(self, inner: str, one: Instruction) -> float:
-        roots = {r.name: r for r in self.of[inner]}
-        root = next(r for r in self.of[inner] if r.root)
-        outs = [roots.get(n, root) for n in root.operands] if root.kind == "tuple" else [root]
-        total = size(one.shape)
-        for out in outs:
-            if out.kind == "dynamic-update-slice":
-                total -= size(out.shape) - size(self.shapes[inner].get(out.operands[1], ""))
-        return max(total, 0.0)
+        return max(size(one.shape) - self.kept(inner, next(r for r in self.of[inner] if r.root)), 0.0)
+
+    def kept(self, inner: str, out: Instruction) -> float:
+        """Bytes of a result that an update in place leaves as they were."""
+        of = {one.name: one for one in self.of[inner]}
+        if out.kind == "dynamic-update-slice":
+            return size(out.shape) - size(self.shapes[inner].get(out.operands[1], ""))
+        if out.kind in ("tuple", "bitcast"):
+            return sum(self.kept(inner, of[name]) for name in out.operands)
+        if out.kind == "fusion":
+            (called,) = out.called("calls")
+            return self.kept(called, next(one for one in self.of[called] if one.root))
+        return 0.0
 
 
 def dot(one: Instruction, shapes: list[str], pattern: str) -> float:

@@ -72,6 +72,48 @@ def test_a_loop_of_unknown_length_is_told():
     assert found.open_loops == 1 and found.flops == 2 * 6 * 4 * 5
 
 
+def test_of_a_stack_only_the_layer_in_use_counts():
+    """Through fusions in fusions and other names for the same bytes; setting memory aside moves nothing."""
+    text = """HloModule f
+%layer (p: f32[3,4,5]) -> f32[4,5] {
+  %p = f32[3,4,5]{2,1,0} parameter(0)
+  %zero = s32[] constant(0)
+  %slice = f32[1,4,5]{2,1,0} dynamic-slice(%p, %zero, %zero, %zero), dynamic_slice_sizes={1,4,5}
+  ROOT %flat = f32[4,5]{1,0} bitcast(%slice)
+}
+%store (q: f32[3,20], new: f32[1,20]) -> f32[3,20] {
+  %q = f32[3,20]{1,0} parameter(0)
+  %new = f32[1,20]{1,0} parameter(1)
+  %zero.1 = s32[] constant(0)
+  ROOT %kept = f32[3,20]{1,0} dynamic-update-slice(%q, %new, %zero.1, %zero.1)
+}
+%outer (a: f32[3,20], b: f32[3,20]) -> f32[3,4,5] {
+  %a = f32[3,20]{1,0} parameter(0)
+  %b = f32[3,20]{1,0} parameter(1)
+  %stack = f32[3,4,5]{2,1,0} bitcast(%a)
+  %inner = f32[4,5]{1,0} fusion(%stack), kind=kLoop, calls=%layer
+  %row = f32[1,20]{1,0} bitcast(%inner)
+  %stored = f32[3,20]{1,0} fusion(%b, %row), kind=kLoop, calls=%store
+  ROOT %out = f32[3,4,5]{2,1,0} bitcast(%stored)
+}
+ENTRY %main (x: f32[3,20]) -> f32[3,4,5] {
+  %x = f32[3,20]{1,0} parameter(0)
+  %room = f32[3,20]{1,0} custom-call(), custom_call_target="AllocateBuffer"
+  ROOT %done = f32[3,4,5]{2,1,0} fusion(%x, %room), kind=kLoop, calls=%outer
+}
+"""
+    layer = 4 * 5 * 4
+    assert hlo.cost(text).bytes == layer + layer
+    all_of_it = text.replace("%row = f32[1,20]{1,0} bitcast(%inner)", "%row = f32[1,20]{1,0} fusion(%a), calls=%any")
+    all_of_it = all_of_it.replace(
+        "%outer",
+        "%any (w: f32[3,20]) -> f32[1,20] {\n  %w = f32[3,20]{1,0} parameter(0)\n"
+        "  ROOT %m = f32[1,20]{1,0} reduce(%w)\n}\n%outer",
+        1,
+    )
+    assert hlo.cost(all_of_it).bytes == 3 * layer + layer
+
+
 def test_a_conditional_counts_as_its_costliest_branch():
     text = """HloModule f
 %small (a: f32[2,2]) -> f32[2,2] {
