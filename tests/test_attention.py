@@ -153,6 +153,22 @@ def test_chunked_memory_is_linear():
     assert temporaries(attention.xla, 8192) > 12 * temporaries(attention.xla, 2048)
 
 
+@pytest.mark.parametrize("name", zoo.some(["alibi", "grape_ap_strict"]))
+def test_chunked_memory_is_linear_in_scanned_layers(name):
+    """Masks and biases that all layers share are not made at once for all blocks; `xla` makes them."""
+
+    def temporaries(implementation, L):
+        dims = dict(length=L, heads=2, kv_heads=2, width=8, vocab=5)
+        model, tokens = zoo.lm(name, "float32", tuple(dims.items()), attention=implementation), jnp.zeros((1, L), int)
+        params = jax.eval_shape(model.init, jax.random.key(0), tokens)
+        loss = jax.jit(jax.grad(lambda params: model.apply(params, tokens).sum()))
+        return loss.lower(params).compile().memory_analysis().temp_size_in_bytes
+
+    short, long = (temporaries("chunked", L) for L in (1024, 4096))
+    assert long < 4 * short, (short, long)
+    assert temporaries("xla", 2048) > 3 * temporaries("xla", 1024)
+
+
 @functools.cache
 def windowed(name):
     return laws.models.Subject(preset(name), "text", window=4)

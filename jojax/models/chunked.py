@@ -66,6 +66,8 @@ def attention(plan, queries, keys, weights):
 
 
 def forward(plan, queries, keys, weights):
+    # in a scan over layers jax would take out what does not depend on the layer: the masks of all blocks, O(L²)
+    queries, keys, weights = lax.optimization_barrier((queries, keys, weights))
     out, log_total = lax.map(lambda own: softmax(plan, own, keys, weights), queries)
     return out, (queries, keys, weights, out, log_total)
 
