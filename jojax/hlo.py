@@ -1,7 +1,7 @@
 """What one run of a compiled program costs a device, read from its optimised HLO text.
 
 `cost_analysis()` counts the body of a loop once; here it counts as often as the loop runs (`known_trip_count`, else the
-bound that its condition compares with), a conditional as its costliest branch.
+bound that its condition compares with), a conditional as its costliest branch (chunked attention: no block is skipped).
 
 FLOPs: dots and convolutions, two for each multiply-and-add that is not on padding, wherever they stand (the libraries'
 products of GPUs too); everything else counts by its bytes. A kernel of its own has what its backend_config estimates,

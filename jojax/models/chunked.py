@@ -129,8 +129,8 @@ def backward(plan, kept, d_out):
     zeros = jax.tree.map(lambda t: jnp.zeros(t.shape, wide(t.dtype)), (floats, weights))
 
     def body(totals, row):
-        own, of_keys, of_weights = row_backward(plan, *row, keys, weights)
-        return jax.tree.map(jnp.add, totals, (of_keys, of_weights)), own
+        own, of_keys, of_weights = row_backward(plan, *row, keys, weights, totals[0])
+        return (of_keys, jax.tree.map(jnp.add, totals[1], of_weights)), own
 
     (of_keys, of_weights), of_queries = lax.scan(body, zeros, (queries, out, log_total, d_out))
     like = lambda grads, given: jax.tree.map(lambda g, t: g.astype(t.dtype), grads, given)  # noqa: E731
@@ -141,15 +141,16 @@ def backward(plan, kept, d_out):
     return {**of_queries, **nothing, **edge}, {**of_keys, **nothing, "real": None, **edge}, like(of_weights, weights)
 
 
-def row_backward(plan, own, out, log_total, d_out, keys, weights):
-    """One query block -> cotangents of its features, of the keys' [n, B, size, ...] and of the weights."""
+def row_backward(plan, own, out, log_total, d_out, keys, weights, of_keys):
+    """One query block -> cotangents of its features, of the keys' [n, B, size, ...] (`of_keys` so far) and of the
+    weights."""
     q, dtype = own["q"], log_total.dtype
     d_rows = jnp.moveaxis(d_out, 3, 1)  # [B, size, G, R, E]
     delta = (d_out.astype(dtype) * out.astype(dtype)).sum(-1)[..., None]
     states = None if plan.step is None else states_before(plan, own, keys, weights)
 
-    def body(carry, part_and_state):
-        part, state = part_and_state
+    def body(carry, given):
+        (number, part, state), (carry, of_keys) = given, carry
 
         def see(carry):
             d_own, d_weights, d_state = carry
@@ -177,12 +178,16 @@ def row_backward(plan, own, out, log_total, d_out, keys, weights):
         none = {
             n: jnp.zeros_like(t, wide(t.dtype)) for n, t in part.items() if n in ("k", "v", "edge") and t is not None
         }
-        return where_seen(plan, own, part, see, carry, skip)
+        carry, d_k = where_seen(plan, own, part, see, carry, skip)
+        # added block by block: a sum of rows' whole cotangents is several passes over all keys for each row
+        of_keys = jax.tree.map(lambda t, g: lax.dynamic_update_index_in_dim(t, t[number] + g, number, 0), of_keys, d_k)
+        return (carry, of_keys), None
 
     d_own = {n: jnp.zeros_like(own[n], wide(own[n].dtype)) for n in ("q", "edge") if own[n] is not None}
     start = (d_own, jax.tree.map(lambda t: jnp.zeros_like(t, wide(t.dtype)), weights), start_state(plan, q))
-    (d_own, d_weights, _), d_keys = lax.scan(body, start, (keys, states))
-    return d_own, d_keys, d_weights
+    numbers = jnp.arange(keys["k"].shape[0])
+    ((d_own, d_weights, _), of_keys), _ = lax.scan(body, (start, of_keys), (numbers, keys, states))
+    return d_own, of_keys, d_weights
 
 
 def states_before(plan, own, keys, weights):
