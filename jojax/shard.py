@@ -20,7 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
+from jax.experimental import mesh_utils, multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -75,8 +75,9 @@ def make_mesh(mesh_cfg: Mapping[str, int], devices: Sequence[jax.Device] | None 
     if math.prod(sizes.values()) != len(devices) or not all(sizes.values()):
         asked = " · ".join(f"mesh.{axis}={mesh_cfg.get(axis, 1)}" for axis in AXES)
         raise UserError(f"{asked} does not fit {len(devices)} devices: the sizes must multiply to {len(devices)}.")
-    shape = tuple(sizes[axis] for axis in AXES)
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    # an axis may have a part of a torus's side: 4×4×4 chips as 32 · 2
+    laid = mesh_utils.create_device_mesh([sizes[axis] for axis in AXES], devices, allow_split_physical_axes=True)
+    return Mesh(laid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def parameter_spec(path: str, shape: tuple[int, ...], fsdp: int, tensor: int = 1) -> P:

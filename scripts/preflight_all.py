@@ -43,7 +43,7 @@ def points():
     ):
         for encoding in encodings:
             yield from both(f"{spec}encoding={encoding}")
-    yield "configs/grape_llama.py", ["--config.mesh.tensor=8"], "v5e:16x16"
+    yield "configs/grape_llama.py", ["--config.mesh.sequence=8"], "v5e:16x16"
     yield "configs/grape_llama.py:size=large", LARGE, "v5p:4x4x4"
 
 

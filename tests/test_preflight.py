@@ -262,9 +262,11 @@ def test_two_encodings_on_a_tpu(tmp_path):
 @tpu
 @pytest.mark.slow
 def test_what_does_not_fit_on_a_tpu():
-    given = [f"--config.{key}={value}" for key, value in (runs.lm(**SIZES["lm"]) | {"batch_size": 2**23}).items()]
-    out, _ = command("--config", runs.LM, *given, "--topology=v5e:2x2", code=1)
-    assert re.search(r"does not fit: train needs [\d,.]+ GiB more than the 15\.\d+ GiB of a device", out)
+    """On a mesh of 32 · 2, for which a side of the 4 × 4 × 4 chips is split."""
+    more = {"batch_size": 2**30, "mesh.tensor": 2}
+    given = [f"--config.{key}={value}" for key, value in (runs.lm(**SIZES["lm"]) | more).items()]
+    out, _ = command("--config", runs.LM, *given, "--topology=v5p:4x4x4", code=1)
+    assert re.search(r"does not fit: train needs [\d,.]+ GiB more than the 9\d\.\d+ GiB of a device", out)
     assert "what may help: --config.model.remat=True; --config.optim.accumulate=" in out
 
 
