@@ -28,7 +28,7 @@ VISION += ("comrope_ld", "liere", "grape_m_2d", "jo_projected_2d", "householder"
 TEXT = ("rope", "jo_fixed", "jo_projected", "jo_projected_qk", "none", "alibi", "fox", "grape_m_freq", "grape_m_ctx")
 TEXT += ("grape_ap_strict", "jo_blocks", "householder", "fire")
 SLICES = ("16x16", "8x16", "8x8", "4x8", "4x4", "2x4", "2x2")  # of a v5e pod
-LARGE = ["--config.mesh.data=1", "--config.mesh.fsdp=32", "--config.mesh.tensor=2"]  # 480 rows are not for 64 chips
+LARGE = ["--config.mesh.data=1", "--config.mesh.fsdp=32", "--config.mesh.sequence=2"]  # 480 rows are not for 64 chips
 
 
 def points():
