@@ -263,7 +263,9 @@ def restore_params(path: str | os.PathLike, params: Any, branch: str = "params")
     if why := damage(folder):
         raise UserError(f"checkpoint {folder} is damaged ({why}).")
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        stored = _shapes(reader.metadata(folder / "state").item_metadata.tree.get(branch) or {})
+        stored = _shapes(reader.metadata(folder / "state").item_metadata.tree.get(branch, {}))
+        if not stored:
+            raise UserError(f"checkpoint {folder} holds no {branch}.")
         wanted = _shapes(params)
         source = {name: name if name in stored else re.sub(r"/of_(rotation|bias)(?=/)", "", name) for name in wanted}
         there = {name: stored.pop(source[name]) for name in wanted if source[name] in stored}
