@@ -250,9 +250,10 @@ def find(path: str | os.PathLike) -> Path:
     raise UserError(f"no checkpoint at {path}: give a workdir, its checkpoints folder, or one step's folder.")
 
 
-def restore_params(path: str | os.PathLike, params: Any) -> tuple[Any, Difference]:
+def restore_params(path: str | os.PathLike, params: Any, branch: str = "params") -> tuple[Any, Difference]:
     """`params` with every array replaced that the checkpoint at `path` holds under the same path and shape.
 
+    branch: of the state, params or ema, where they are read from.
     params: arrays (or ShapeDtypeStructs with shardings), which give dtypes and shardings; what the checkpoint
     lacks is returned as it came. A part of a joint encoding may come from a checkpoint of that encoding alone.
     The Difference says what was not taken over. UserError when nothing fits.
@@ -262,7 +263,9 @@ def restore_params(path: str | os.PathLike, params: Any) -> tuple[Any, Differenc
     if why := damage(folder):
         raise UserError(f"checkpoint {folder} is damaged ({why}).")
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        stored = _shapes(reader.metadata(folder / "state").item_metadata.tree["params"])
+        stored = _shapes(reader.metadata(folder / "state").item_metadata.tree.get(branch, {}))
+        if not stored:
+            raise UserError(f"checkpoint {folder} holds no {branch}.")
         wanted = _shapes(params)
         source = {name: name if name in stored else re.sub(r"/of_(rotation|bias)(?=/)", "", name) for name in wanted}
         there = {name: stored.pop(source[name]) for name in wanted if source[name] in stored}
@@ -270,13 +273,14 @@ def restore_params(path: str | os.PathLike, params: Any) -> tuple[Any, Differenc
         fitting = {name for name in there if there[name] == wanted[name]}
         if not fitting:
             raise UserError(f"checkpoint {folder} shares no parameter with this model ({found}).")
-        read = _read(reader, folder / "state", {source[n]: leaf for n, leaf in leaves(params).items() if n in fitting})
+        like = {source[n]: leaf for n, leaf in leaves(params).items() if n in fitting}
+        read = _read(reader, folder / "state", like, branch)
         taken = {name: read[source[name]] for name in fitting}
     return named_map(lambda name, leaf: taken.get(name, leaf), params), found
 
 
-def _read(reader: ocp.Checkpointer, folder: Path, like: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays of the checkpoint's `params` by path, with the dtypes and shardings of `like`."""
+def _read(reader: ocp.Checkpointer, folder: Path, like: Mapping[str, Any], branch: str) -> dict[str, Any]:
+    """Arrays of a branch of the checkpoint by path, with the dtypes and shardings of `like`."""
     nested: dict[str, Any] = {}
     for name, leaf in like.items():
         *parents, last = name.split("/")
@@ -284,8 +288,8 @@ def _read(reader: ocp.Checkpointer, folder: Path, like: Mapping[str, Any]) -> di
         for parent in parents:
             node = node.setdefault(parent, {})
         node[last] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
-    item = {"params": nested}
+    item = {branch: nested}
     args = ocp.args.PyTreeRestore(
         item=item, restore_args=ocp.checkpoint_utils.construct_restore_args(item), partial_restore=True
     )
-    return leaves(reader.restore(folder, args=args)["params"])
+    return leaves(reader.restore(folder, args=args)[branch])

@@ -43,17 +43,16 @@ def measure(job, params):
 def block(job, params, number, pair, trained):
     ctx, journey = pair
     d = coherence.distances(ctx, job.model.spec.dims.causal)
-    alpha = np.asarray(weights(job, params, number, ctx, journey), float)  # [B, H, k, j]
-    seen = (alpha > 0).sum(-1)
-    spread = -np.where(alpha > 0, alpha * np.log(np.maximum(alpha, 1e-300)), 0).sum(-1)
+    alpha = weights(job, params, number, ctx, journey)
+    seen, spread, reach, beyond = (np.asarray(t, float) for t in of_queries(alpha, d, trained))
     several = seen > 1
     found = {
         "entropy": per_head(spread / np.log(np.maximum(seen, 2)), several),
-        "reach": per_head((alpha * np.maximum(d, 0)).sum(-1), several),
+        "reach": per_head(reach, several),
     }
     if trained and (d >= trained).any():
         has = np.broadcast_to((d >= trained).any(-1), several.shape)
-        found["beyond"] = per_head((alpha * (d >= trained)).sum(-1), has)
+        found["beyond"] = per_head(beyond, has)
     if trained and journey.frame is not None:
         found["steps"] = steps(journey.frame, ctx)
     if journey.value_frame is not None:
@@ -73,6 +72,14 @@ def turned_alike(journey, ctx, points):
         return jnp.sqrt((mean**2).sum(-1).mean(0))
 
     return np.asarray(jax.jit(lambda points: lax.map(at, points))(jnp.asarray(points))).T
+
+
+@jax.jit  # in one pass: α is by far the largest array here
+def of_queries(alpha, d, trained):
+    """α [B, H, k, j], d [k, j] -> [B, H, k] each: keys seen, −Σ α log α, Σ α · distance, Σ α of what is further away
+    than the training length."""
+    parts = (alpha > 0, jax.scipy.special.entr(alpha), alpha * jnp.maximum(d, 0), jnp.where(d >= trained, alpha, 0))
+    return tuple(t.sum(-1) for t in parts)
 
 
 def per_head(table, where):

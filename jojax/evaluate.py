@@ -1,9 +1,10 @@
 """Exact evaluation: `python -m jojax.evaluate --workdir DIR [--lengths 512,1024 [--stride N]] [--resolutions 32,48]
-[--offsets 0,10] [--encoding scale_method=yarn,scale_factor=8] [--fold]`.
+[--offsets 0,10] [--encoding scale_method=yarn,scale_factor=8] [--ema] [--fold]`.
 
 Every example of a split counts once, padded and masked, in the same number of steps on every host; sums over
 counts. What is found is added to DIR/result.json with its protocol; with `--encoding`, which changes options of the
-trained encoding, beside what was found without, under keys that name the change.
+trained encoding, or `--ema`, which takes the average of the parameters (`optim.ema`) instead of those of the last step,
+beside what was found without, under keys that say so.
 """
 
 import sys
@@ -118,12 +119,15 @@ def resized(config, params, old_grid, new_grid):
 
 
 # ------------------------------------------------------------------------------------ command
-def restore(workdir, changes=None):
-    """(result.json, config, task, parameters on a mesh, mesh) of a run; `changes`: other options of its encoding."""
+def restore(workdir, changes=None, ema=False):
+    """(result.json, config, task, parameters on a mesh, mesh) of a run; `changes`: other options of its encoding;
+    `ema`: the average of the parameters."""
     result = writer.read_result(workdir)
     if result is None:
         raise UserError(f"{workdir} has no result.json: give the workdir of a run of jojax.train")
     config = ConfigDict(tuples(result["config"]))
+    if ema and not config.optim.ema:
+        raise UserError(f"--ema: {workdir} keeps no average of its parameters (config.optim.ema = 0)")
     done = int(checkpoint.find(workdir).name)  # of a staged run, the model of the stage that did the last step
     now = stages.at(stages.split(config), done).config.encoding
     config.encoding = ConfigDict(now.to_dict() | dict(changes or {}))
@@ -137,7 +141,7 @@ def restore(workdir, changes=None):
         shapes,
         shard.shardings(shapes, mesh),
     )
-    params, difference = checkpoint.restore_params(workdir, like)
+    params, difference = checkpoint.restore_params(workdir, like, "ema" if ema else "params")
     if difference:
         what = f"the encoding with {suffix(changes)[1:]}" if changes else "its config"
         raise UserError(f"the checkpoint in {workdir} does not fit {what}: {difference}")
@@ -167,13 +171,18 @@ def folded(job, params, mesh):
     return task.make(config), jax.tree.map(jax.device_put, params, shard.shardings(params, mesh))
 
 
-def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=(), changes=None, fold=False):
+def scored_parameters(config, ema=False):
+    """For the protocol of a run that averages its parameters: which of the two were scored."""
+    return {"parameters": "average" if ema else "last step"} if config.optim.ema else {}
+
+
+def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=(), changes=None, ema=False, fold=False):
     """Evaluate the newest checkpoint of a run and add what is found to its result.json. -> the new result.
 
     lengths, stride: see extrapolate.evaluate_lengths (language models). resolutions, offsets: see
     evaluate_resolutions; an offset counts for all axes (vision models). changes: {option: value} of the encoding.
-    fold: the model folded into plain rope."""
-    result, config, job, params, mesh = restore(workdir, changes)
+    ema: the average of the parameters. fold: the model folded into plain rope."""
+    result, config, job, params, mesh = restore(workdir, changes, ema)
     if job.unit != "tokens" and (lengths or stride):
         raise UserError("--lengths and --stride are for language models; this run trained a vision model")
     if job.unit == "tokens" and (resolutions or offsets):
@@ -183,32 +192,34 @@ def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=(), c
     if result["state"] != "finished":
         say(f"{workdir} is {result['state']}: its newest checkpoint is evaluated")
     job.check_data(result.get("data"), f"{workdir} was trained and evaluated with: put it back")
-    kind, changed = suffix(changes) + "-folded" * fold, changes
+    kind, changed = suffix(changes) + "-ema" * ema + "-folded" * fold, changes
     if fold:
         job, params = folded(job, params, mesh)
         config, changed = job.config, job.config.encoding.to_dict()
+    note = scored_parameters(config, ema) | ({"encoding": changed} if changed else {})
     if lengths:  # what does not fit is told before the long passes
         shard.check_lengths("--lengths", lengths, mesh)
         extrapolate.window_sets(job, lengths, stride)
     for resolution in resolutions:
         at_resolution(config, resolution)
     values, scored = evaluate_split(job, params, mesh)
-    say("valid:", "  ".join(f"{k} {v:.4f}" for k, v in values.items()), f" ({scored:,} {job.unit} scored)")
-    note = {"protocol": {"encoding": changed}} if changed else {}
-    found: dict[str, Any] = {f"evaluation{kind}": {**values, "scored": scored, **note}}
+    which = f", parameters: {note['parameters']}" if config.optim.ema else ""
+    say("valid:", "  ".join(f"{k} {v:.4f}" for k, v in values.items()), f" ({scored:,} {job.unit} scored{which})")
+    said = {"protocol": note} if note else {}
+    found: dict[str, Any] = {f"evaluation{kind}": {**values, "scored": scored, **said}}
     if lengths and isinstance(job, task.Probe):
-        add(found, result, f"probe{kind}", evaluate_probe(job, params, mesh, lengths), lengths, changed)
+        add(found, result, f"probe{kind}", evaluate_probe(job, params, mesh, lengths), lengths, note)
     elif lengths:
         scores = extrapolate.evaluate_lengths(job, params, mesh, lengths, stride=stride)
         say(extrapolate.table(scores))
-        name = add(found, result, ("sliding" if stride else "extrapolation") + kind, scores, lengths, changed)
+        name = add(found, result, ("sliding" if stride else "extrapolation") + kind, scores, lengths, note)
         if jax.process_index() == 0:
-            title = task.label(config) + suffix(changes)
+            title = task.label(config) + suffix(changes) + "-ema" * ema
             say("plot:", extrapolate.plot({title: scores}, Path(workdir) / f"{name}.png"))
     if resolutions or offsets:
         scores = evaluate_resolutions(config, params, mesh, resolutions, offsets)
         asked = [*resolutions, *(f"offset{o:g}" for o in offsets)]
-        add(found, result, f"resolutions{kind}", scores, asked, changed)
+        add(found, result, f"resolutions{kind}", scores, asked, note)
         for row in scores["rows"]:
             size = "×".join(map(str, pair(row["resolution"])))
             say(f"{size:>9} px  offset {row['offset'][0]:g}  top-1 {row['accuracy']:.4f}")
@@ -222,12 +233,11 @@ def suffix(changes):
     return "".join(f"-{option}={value}" for option, value in (changes or {}).items())
 
 
-def add(found, result, key, scores, asked, changes=None):
-    """Put scores into `found`. What stands in `result` by another protocol stays, what tables are made of does not
-    change; the new scores come beside it, under a key that names what was asked for. So do scores of an
-    encoding with changed options. -> the key"""
-    if changes:
-        scores["protocol"]["encoding"] = changes
+def add(found, result, key, scores, asked, note=None):
+    """Put scores into `found`, with `note` in their protocol. What stands in `result` by another protocol stays, what
+    tables are made of does not change; the new scores come beside it, under a key that names what was asked for.
+    -> the key"""
+    scores["protocol"] |= note or {}
     if key in result and result[key]["protocol"] != scores["protocol"]:
         key = "-".join([key, *("x".join(map(str, a)) if isinstance(a, tuple) else str(a) for a in asked)])
     found[key] = scores
@@ -263,6 +273,7 @@ def main(_):
         resolutions=_numbers("resolutions", _size),
         offsets=_numbers("offsets", float),
         changes=cli.options(filter(None, flags.FLAGS.encoding.split(","))),
+        ema=flags.FLAGS.ema,
         fold=flags.FLAGS.fold,
     )
     cli.keep_compiled()
@@ -278,6 +289,7 @@ if __name__ == "__main__":
     flags.DEFINE_string("resolutions", "", "image sizes, e.g. 32,48 or, height first, 32x48")
     flags.DEFINE_string("offsets", "", "added to all coordinates, in patches, e.g. 0,0.5,10")
     flags.DEFINE_string("encoding", "", "other options of the encoding, e.g. scale_method=yarn,scale_factor=8")
+    flags.DEFINE_bool("ema", False, "the average of the parameters, of a run with config.optim.ema > 0")
     flags.DEFINE_bool("fold", False, "with the rotations folded into the projections: the same model, plain rope")
     hosts.define_flags()
     cli.run_main(main)

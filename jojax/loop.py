@@ -251,6 +251,10 @@ def finish(run: Run, record):
         record["resolutions"] = evaluate.evaluate_resolutions(config, params, run.mesh, *asked)
     if config.eval.diagnostics:
         record["diagnostics"] = diagnostics.measure(job, jax.tree.map(extrapolate.gather, params))
+    for key in {"probe", "extrapolation", "resolutions", "diagnostics"} & record.keys():
+        record[key]["protocol"] |= evaluate.scored_parameters(config)
+    if config.optim.ema and (asked := {"probe", "extrapolation", "resolutions"} & record.keys()):
+        say(f"{asked.pop()}: parameters of the last step; of their average: python -m jojax.evaluate --ema")
     record["state"] = "finished"
     if jax.process_index() == 0:
         # what jojax.evaluate found while the run went on stays

@@ -256,6 +256,8 @@ def test_parameters_only_errors(saved, copy, tmp_path):
         checkpoint.restore_params(tmp_path / "nowhere", mine)
     with pytest.raises(UserError, match=r"shares no parameter with this model .*missing: other"):
         checkpoint.restore_params(saved[0], {"other": jnp.zeros(3)})
+    with pytest.raises(UserError, match=r"checkpoints/20 holds no average\."):
+        checkpoint.restore_params(saved[0], mine, "average")
     truncate(largest(copy / "checkpoints" / "20"))
     with pytest.raises(UserError, match="is damaged"):
         checkpoint.restore_params(copy, mine)

@@ -4,39 +4,52 @@ test_resume."""
 
 import collections
 import functools
+import json
 import math
 import re
+import shutil
 
 import jax
 import numpy as np
 import pytest
 
 import runs
-from jojax import evaluate, generate, loop, metrics, shard, state, tree
+from configs.encodings import preset
+from jojax import convert, evaluate, generate, loop, metrics, shard, state, tree
 from runs import lm
 
 SPEC = "configs/quickstart.py:smoke,encoding=jo_projected"
 
 
-def overrides(sizes):
+def overrides(sizes, dtype="float32"):
     """Rows of several documents; wide enough that fsdp splits the tables and the MLP."""
     wide = {"model.width": 64, "data.vocab": 300, "model.mlp_ratio": 4.0, "model.depth": 2}
-    return lm() | wide | {f"mesh.{axis}": size for axis, size in (dict(data=1) | sizes).items()}
+    return lm(dtype=dtype) | wide | {f"mesh.{axis}": size for axis, size in (dict(data=1) | sizes).items()}
 
 
-def made(sizes):
+def made(sizes, dtype="float32"):
     """A run's parts on the first of this process's devices."""
     devices = jax.devices()[: math.prod(sizes.values())]
     with pytest.MonkeyPatch.context() as patch:
         whole = shard.make_mesh
         patch.setattr(shard, "make_mesh", lambda sizes, _: whole(sizes, devices))
-        return loop.Run(runs.config_of(SPEC, overrides(sizes)), SPEC, runs.FOLDER)
+        return loop.Run(runs.config_of(SPEC, overrides(sizes, dtype)), SPEC, runs.FOLDER)
+
+
+def trained_on(sizes, workdir, **more):
+    """(metrics, losses) of a whole run on so many devices."""
+    with pytest.MonkeyPatch.context() as patch:
+        whole, devices = shard.make_mesh, jax.devices()[: math.prod(sizes.values())]
+        patch.setattr(shard, "make_mesh", lambda sizes, *_: whole(sizes, devices))
+        short = {"steps": 4, "eval.lengths": (), "eval.every_steps": 0}
+        assert runs.train_here(SPEC, overrides(sizes) | short | runs.dotted(more), workdir) == 0
+    return runs.result(workdir)["metrics"], list(runs.losses(workdir).values())
 
 
 @functools.cache
-def five_steps(**sizes):
+def five_steps(dtype="float32", **sizes):
     """(first state, losses, last state as NumPy, split parameters, compiled step) of the training loop's parts."""
-    run = made(sizes)
+    run = made(sizes, dtype)
     run.open_data()
     now = state.init_state(run.job.init, run.tx, run.mesh, 0)
     first = tree.leaves(jax.device_get(now))
@@ -119,3 +132,31 @@ def test_a_split_run_is_read_as_on_one_device(tmp_path, monkeypatch):
     assert split["metrics"] == pytest.approx(one["evaluation"], rel=1e-5)
     assert losses(split) == pytest.approx(losses(one), rel=1e-5)
     assert written == text()
+
+
+@pytest.mark.slow
+def test_stages_cross_their_boundary_and_go_on_behind_it(tmp_path, capsys):
+    """As on one device; resumed where the earlier stage ends; and its weights leave and come back as they were."""
+    stages = ({"steps": 2, "encoding": preset("jo_fixed")}, {"steps": 2, "reset_optimizer": True})
+    given, sizes = dict(stages=stages, optim__ema=0.5, optim__warmup_steps=0), dict(fsdp=2, tensor=2)
+    one, split = trained_on({}, tmp_path / "one", **given), trained_on(sizes, tmp_path / "split", **given)
+    np.testing.assert_allclose(split[1], one[1], rtol=1e-5)
+    assert split[0] == pytest.approx(one[0], rel=1e-5) and len(set(one[1])) == 4
+    shutil.rmtree(tmp_path / "split" / "checkpoints" / "4")
+    record = runs.result(tmp_path / "split")
+    (tmp_path / "split" / "result.json").write_text(json.dumps(record | {"state": "running"}))
+    assert trained_on(sizes, tmp_path / "split", **given) == split
+    assert "going on from step 2" in capsys.readouterr().out
+
+    exported = convert.export_weights(tmp_path / "split", tmp_path / "weights.safetensors")
+    imported = convert.import_weights(tmp_path / "weights.safetensors", tmp_path / "back")
+    runs.same(tree.leaves(imported), exported)
+    back = evaluate.evaluate_run(tmp_path / "back")["evaluation"]
+    assert back["loss"] == pytest.approx(split[0]["loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_bfloat16_follows_one_device():
+    one, split = (five_steps("bfloat16", **sizes)[1] for sizes in ({}, dict(tensor=2, sequence=2)))
+    np.testing.assert_allclose(split, one, rtol=1e-4)
+    assert set(one).isdisjoint(five_steps()[1])

@@ -177,6 +177,32 @@ def test_an_encoding_with_other_options_is_scored_beside_the_run(tmp_path):
     assert got == pytest.approx(same, rel=1e-5) and abs(got - run) > 1e-3
 
 
+@pytest.mark.slow
+def test_both_the_last_parameters_and_their_average_are_scored(tmp_path, capsys):
+    """As training scores them on the valid split; every score says which, and neither takes the other's place."""
+    given = lm(steps=3, optim__ema=0.5, eval__every_steps=0, model__depth=1)
+    assert runs.train_here(LM, given, tmp_path) == 0
+    assert "extrapolation: parameters of the last step; of their average: python -m " in capsys.readouterr().out
+    before = runs.result(tmp_path)
+    for ema in (False, True):
+        evaluate.evaluate_run(tmp_path, lengths=(32, 64), ema=ema)
+        assert f" scored, parameters: {'average' if ema else 'last step'})" in capsys.readouterr().out
+    after = runs.result(tmp_path)
+    assert {k: after[k] for k in before} == before and (tmp_path / "extrapolation-ema.png").exists()
+    for prefix, kind, which in (("", "", "last step"), ("ema_", "-ema", "average")):
+        found, metrics = after[f"evaluation{kind}"], before["metrics"]
+        want = {name: metrics[prefix + name] for name in ("loss", "perplexity", "bits_per_byte")}
+        assert found == want | {"scored": before["scored"], "protocol": {"parameters": which}}
+        assert after[f"extrapolation{kind}"]["protocol"]["parameters"] == which
+    one, other = (after[f"extrapolation{kind}"]["lengths"]["64"]["loss"] for kind in ("", "-ema"))
+    assert abs(one - other) > 1e-3 * one
+
+
+def test_a_run_without_an_average_says_so():
+    with pytest.raises(UserError, match=r"--ema: .* keeps no average of its parameters \(config\.optim\.ema = 0\)"):
+        evaluate.evaluate_run(trained(), ema=True)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from jojax import evaluate
 from runs import (
     LM,
     ROOT,
@@ -97,6 +98,9 @@ def test_vision_model(without_tensorflow, tmp_path):
     assert 0 <= metrics["accuracy"] <= 1
     assert (metrics["accuracy"] * 1000) % 1 == pytest.approx(0, abs=1e-9)
     assert list(losses(tmp_path / "run")) == [1, 2, 3, 4]  # a step is a step, whatever is accumulated in it
+    found = evaluate.evaluate_run(tmp_path / "run", ema=True)["evaluation-ema"]
+    assert found.pop("protocol") == {"parameters": "average"} and found.pop("scored") == 1000
+    assert found == pytest.approx({name: metrics[f"ema_{name}"] for name in ("loss", "accuracy")}, rel=1e-3)
 
 
 def test_the_loss_falls():

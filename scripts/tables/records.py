@@ -87,9 +87,11 @@ def number(value):
 
 
 def evaluations(record, kind):
-    """The evaluations of a kind, the run's own first; not those with other options of the encoding."""
+    """The evaluations of a kind, the run's own first; not those with other options of the encoding, nor of the average
+    of the parameters."""
     keys = sorted(k for k in record if k == kind or k.startswith(f"{kind}-"))
-    return [record[k] for k in keys if "encoding" not in record[k]["protocol"]]
+    protocols = {k: record[k]["protocol"] for k in keys}
+    return [record[k] for k, p in protocols.items() if "encoding" not in p and p.get("parameters") != "average"]
 
 
 def figure(record, metric):
