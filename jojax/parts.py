@@ -27,9 +27,10 @@ class Parts:
         """Model, optimiser and step are from now on those of `stage`."""
         config, self.stage = stage.config, stage
         self.job = job = task.make(config)
-        shapes = jax.eval_shape(job.init, jax.random.key(0))
+        self.init = jax.jit(job.init)  # its trace is kept for all who ask for shapes
+        shapes = jax.eval_shape(self.init, jax.random.key(0))
         self.tx = optim.make(config.optim, stage.steps, shapes, stage.start)
-        self.like = state.abstract_state(job.init, self.tx, self.mesh, ema=config.optim.ema > 0, aux=job.aux)
+        self.like = state.abstract_state(self.init, self.tx, self.mesh, ema=config.optim.ema > 0, aux=job.aux)
         where = jax.tree.map(lambda leaf: leaf.sharding, self.like)
         self.step_fn = step.make_train_step(job.loss, self.tx, config, where, job.mix)
 
@@ -54,7 +55,7 @@ class Parts:
 
     def fresh_state(self):
         ema = self.like.ema is not None
-        return state.init_state(self.job.init, self.tx, self.mesh, self.config.seed, ema=ema, aux=self.job.aux)
+        return state.init_state(self.init, self.tx, self.mesh, self.config.seed, ema=ema, aux=self.job.aux)
 
     def abstract_batch(self, rows=None):
         """Shapes of a batch of training, or of so many rows."""
