@@ -56,8 +56,9 @@ def sites(rng, queries, documents):
 
 
 @functools.cache
-def results(function, case, dtype, longer=0):
-    """Output and the gradients of one number of it, in float64; `longer` by so much is the window."""
+def results(function, case, dtype, longer=0, given="float32"):
+    """Output and the gradients of one number of it, in float64; `longer` by so much is the window. Inputs are rounded
+    to `given` beforehand."""
     options = dict(documents=False, queries=L, window=0) | CASES[case]
     rng, documents, queries = np.random.default_rng(0), options.pop("documents"), options.pop("queries")
     args, (query, key) = inputs(rng, queries), sites(rng, queries, documents)
@@ -72,7 +73,7 @@ def results(function, case, dtype, longer=0):
         return jax.value_and_grad(number, has_aux=True)(args)
 
     with jax.enable_x64(dtype == "float64"):
-        (_, out), grads = run(tuple(jnp.asarray(np.asarray(t), dtype) for t in args), query, key)
+        (_, out), grads = run(tuple(jnp.asarray(np.asarray(t.astype(given)), dtype) for t in args), query, key)
     return [np.asarray(t, float) for t in (out, *grads)]
 
 
