@@ -28,18 +28,8 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FOLDER = ROOT / "build" / "gpu"
-THERE = [
-    "jax",
-    "flax",
-    "optax",
-    "orbax-checkpoint",
-    "matplotlib",
-    "pillow",
-    "safetensors",
-    "tokenizers",
-    "pyarrow",
-    "pytest",
-]
+THERE = ("jax", "flax", "optax", "orbax-checkpoint", "matplotlib", "pillow", "safetensors", "tokenizers")
+THERE += ("pyarrow", "pytest")  # large; of the tests
 # of these a wheel is carried too, in case that the version there does not do
 SPARE = {"flax", "optax", "orbax-checkpoint", "etils", "absl-py", "pytest", "pluggy", "iniconfig"}
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 24, 17)] + ["manylinux2014_x86_64"]

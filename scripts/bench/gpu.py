@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
@@ -51,7 +52,8 @@ class Run:
         self.out, self.carry, self.tiny, self.work = given.out, given.carry, given.tiny, work
         self.start = time.monotonic()
         self.seconds = 60 * given.minutes
-        self.record = {"state": "running", "tiny": self.tiny, "minutes": given.minutes, "stages": {}}
+        self.stages: dict[str, dict[str, Any]] = {}
+        self.record: dict[str, Any] = dict(state="running", tiny=self.tiny, minutes=given.minutes, stages=self.stages)
         cache = os.environ.get("JOJAX_CACHE") or str(work / "cache")
         self.env = {key: value for key, value in os.environ.items() if key != "JAX_PLATFORMS"} | {
             "PYTHONPATH": os.pathsep.join([str(work / "site"), str(ROOT), os.environ.get("PYTHONPATH", "")]),
@@ -73,7 +75,7 @@ class Run:
 
     def note(self, name, state, **more):
         print(f"== {name}: {state}, {self.left():.0f} s left", flush=True)
-        self.record["stages"][name] = {"state": state} | more
+        self.stages[name] = self.stages.get(name, {}) | {"state": state} | more
         self.save()
 
     def stage(self, name, *commands, seconds=None, env=()):
@@ -133,7 +135,7 @@ class Run:
         done = {row["encoding"] for row in self.rows(model)}
         missing = [encoding for encoding in encodings if encoding not in done]
         if begun and missing:
-            self.note(name, f"{self.record['stages'][name]['state']}; not run: {', '.join(missing)}")
+            self.note(name, f"{self.stages[name]['state']}; not run: {', '.join(missing)}")
 
     def rows(self, model):
         path = self.out / "steps.json"
@@ -152,7 +154,7 @@ class Run:
         data, lengths = self.carry / "data", "(512, 2048, 8192)"
         changes = {"data.path": "", "steps": steps, "eval.diagnostics": 0, "eval.lengths": lengths}
         if self.tiny:
-            changes |= SMALL | SITES | {"batch_size": 2, "eval.lengths": "(16, 32)", "eval.document_tokens": 64}
+            changes |= SMALL | SITES | {"batch_size": 4, "eval.lengths": "(16, 32)", "eval.document_tokens": 64}
             changes |= {"data.source": "wikipedia_excerpt"}
         elif data.exists():
             paths = {f"data.{split}_path": data / f"eltec_eng_{split}.jsonl.xz" for split in ("train", "valid")}
@@ -176,7 +178,7 @@ class Run:
             states[name] = json.loads(path.read_text())["state"] if path.exists() else "no record"
         told = "two at a time on one device: their wall_seconds are no measurement"
         more = dict(steps=steps, seconds_a_step=pace, measured=sorted(found), records=states, how=told)
-        self.record["stages"]["extrapolation"] |= more
+        self.stages["extrapolation"] |= more
 
     def all(self):
         print(f"== {self.record['device']}, {self.record['libraries'].get('jax')}", flush=True)
@@ -188,14 +190,14 @@ class Run:
         tiny = ["--tiny"] if self.tiny else []
         self.stage("kernels", ["scripts/bench/kernels.py", f"--json={self.out}/kernels.json", *tiny])
         text = SMALL | SITES
-        size = ["--product=16384", "--together=6"]
+        size = ["--product=16384", "--together=3"]
         self.steps("pace", "lm_layer", TRAINED, "--steps=100", "--scale=8", *size, tiny=text)
         steps = ["--steps=30", "--resident", *size]
-        images = SMALL | {"data.image_size": 32, "data.augment.rand": ""}
-        self.steps("vit_s", "vit_s", VISION, "--scale=128", *steps, tiny=images)
+        plain = ["--set=data.augment.rand=", "--set=data.augment.erase=0.0"]  # one batch stands for all: be quick
+        self.steps("vit_s", "vit_s", VISION, "--scale=128", *plain, *steps, tiny=SMALL | {"data.image_size": 32})
         self.steps("lm_c768", "lm_c768", TEXT, "--scale=16", *steps, tiny=text)
         self.extrapolate()
-        states = {name: stage["state"] for name, stage in self.record["stages"].items()}
+        states = {name: stage["state"] for name, stage in self.stages.items()}
         self.save(state="finished")
         print("\n".join(f"{name}: {state}" for name, state in states.items()))
         return int(any(state != "done" for state in states.values()))

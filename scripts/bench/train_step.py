@@ -55,19 +55,9 @@ MODELS = {  # spec, overrides
     "lm_layer": ("length_extrapolation.py:size=one_layer", C768),
 }
 FORMS = {"as_is": {}, "unrolled": {"model.scan": False}, "bf16": {"dtype": "bfloat16"}, "undonated": {}}
-COLUMNS = [
-    "model",
-    "encoding",
-    "form",
-    "batch",
-    "step",
-    "a_second",
-    "utilisation",
-    "of_peak",
-    "waiting",
-    "compiling",
-    "temporaries",
-]
+COLUMNS = (
+    "model | encoding | form | batch | step | a second | utilisation | of peak | waiting | compiling | temporaries"
+)
 
 
 def product(dtype, n):
