@@ -31,7 +31,7 @@ FOLDER = ROOT / "build" / "gpu"
 THERE = ("jax", "flax", "optax", "orbax-checkpoint", "matplotlib", "pillow", "safetensors", "tokenizers")
 THERE += ("pyarrow", "pytest")  # large; of the tests
 # of these a wheel is carried too, in case that the version there does not do
-SPARE = {"flax", "optax", "orbax-checkpoint", "etils", "absl-py", "pytest", "pluggy", "iniconfig"}
+SPARE = {"flax", "optax", "orbax-checkpoint", "etils", "absl-py", "pytest", "pluggy", "iniconfig", "six"}
 PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (28, 27, 24, 17)] + ["manylinux2014_x86_64"]
 MIB = 2**20
 

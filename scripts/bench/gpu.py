@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.prepare.work import write_whole  # noqa: E402
 
-SHARES = {"install": 0.06, "kernels": 0.16, "pace": 0.12, "vit_s": 0.15, "lm_c768": 0.2}
+SHARES = {"install": 0.2, "kernels": 0.16, "pace": 0.12, "vit_s": 0.15, "lm_c768": 0.2}
 LEAST = 10  # seconds, without which a stage is not begun
 # steps without an own measurement are taken to last so long; what a training needs beside its steps: start, text,
 # compiling, evaluation
