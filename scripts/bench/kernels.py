@@ -38,7 +38,16 @@ from scripts.prepare.work import write_whole  # noqa: E402
 
 tests = importlib.import_module("test_kernels")
 PLAIN = ("causal", "causal, window", "later queries, all, window")
-CUDNN = ("causal", "all", "causal, window", "causal, documents, window", "all, documents", "all, window")
+CUDNN = (
+    "causal",
+    "all",
+    "causal, window",
+    "causal, documents, window",
+    "all, documents",
+    "all, window",
+    "all, odd",
+    "causal, odd",
+)
 FUNCTIONS = {"cudnn": kernels.cudnn, "chunked": attention.chunked, "xla": attention.xla}
 RUNS = [
     *(("cudnn", "bfloat16", case) for case in CUDNN),
