@@ -78,8 +78,8 @@ class Run:
         self.stages[name] = self.stages.get(name, {}) | {"state": state} | more
         self.save()
 
-    def stage(self, name, *commands, seconds=None, env=()):
-        """Side by side, each ended by the stage's limit; whatever happens is noted. -> was it begun?"""
+    def stage(self, name, *commands, seconds=None, env=(), after=lambda: None):
+        """Side by side, each ended by the stage's limit, `after` each; whatever happens is noted. -> was it begun?"""
         limit = int(min(seconds or SHARES[name] * self.seconds, self.left()))
         if limit < LEAST:
             self.note(name, "not run: no time is left")
@@ -88,7 +88,10 @@ class Run:
         start, env = time.monotonic(), self.env | dict(env)
         timed = ["timeout", "-k", "5", str(limit)]
         commands = [[*timed, sys.executable, *map(str, command)] for command in commands]
-        codes = [process.wait() for process in [subprocess.Popen(one, cwd=ROOT, env=env) for one in commands]]
+        codes = []
+        for process in [subprocess.Popen(one, cwd=ROOT, env=env) for one in commands]:
+            codes.append(process.wait())
+            after()
         over = {124, 137, -9} & set(codes)
         state = "out of time" if over else f"failed, exit codes {codes}" if any(codes) else "done"
         self.note(name, state, seconds=time.monotonic() - start, limit=limit)
@@ -169,13 +172,16 @@ class Run:
             for name in TRAINED
         ]
         half = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.42"}
-        self.stage("extrapolation", *commands, seconds=self.left(), env=half)
-        states = {}
-        for name in TRAINED:
-            path = self.work / name / "result.json"
-            if path.exists():
-                write_whole(self.out / f"{name}.json", path.read_text())
-            states[name] = json.loads(path.read_text())["state"] if path.exists() else "no record"
+        states = dict.fromkeys(TRAINED, "no record")
+
+        def keep():
+            for name in TRAINED:
+                path = self.work / name / "result.json"
+                if path.exists():
+                    write_whole(self.out / f"{name}.json", text := path.read_text())
+                    states[name] = json.loads(text)["state"]
+
+        self.stage("extrapolation", *commands, seconds=self.left(), env=half, after=keep)
         told = "two at a time on one device: their wall_seconds are no measurement"
         more = dict(steps=steps, seconds_a_step=pace, measured=sorted(found), records=states, how=told)
         self.stages["extrapolation"] |= more
