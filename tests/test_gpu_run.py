@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 import runs
+from configs.encodings import preset
+from jojax import encodings, laws
+from jojax.errors import UserError
 from scripts.bench import carry, gpu, train_step
 
 SCRIPT = runs.ROOT / "scripts" / "bench" / "gpu.sh"
@@ -84,6 +87,14 @@ def test_too_much_to_carry_is_told(tmp_path, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------ stages
+def test_the_models_have_the_encodings_that_are_timed():
+    for kind, names in (("text", gpu.TEXT), ("vision", gpu.VISION)):
+        for name in names:
+            encodings.build(preset(name), laws.journeys.DIMS[kind])
+    with pytest.raises(UserError):  # as this would
+        encodings.build(preset("comrope_ld"), laws.journeys.DIMS["text"])
+
+
 @pytest.fixture
 def made(tmp_path):
     """A run of five minutes whose stages are commands of the test's."""

@@ -41,7 +41,7 @@ LEAST = 10  # seconds, without which a stage is not begun
 ASSUMED, BESIDE = 0.02, 90
 TRAINED = ("rope", "jo_projected")
 VISION = ("rope_axial", "rope_axial_qkv", "jo_projected_2d", "comrope_ld")
-TEXT = ("rope", "jo_fixed", "jo_projected", "fox", "comrope_ld", "grape_ap")
+TEXT = ("rope", "jo_fixed", "jo_projected", "fox", "grape_ap")
 PROBE = "import jax; print(jax.__version__, jax.devices()[0].platform, jax.devices()[0].device_kind, sep='\\n')"
 SMALL = {"model.width": 48, "model.heads": 2, "model.depth": 1}
 SITES = {"data.length": 16, "data.tokenizer": "bytes", "data.vocab": 257}
