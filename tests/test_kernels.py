@@ -30,6 +30,8 @@ CASES = {
     "all": dict(causal=False),
     "all, documents": dict(causal=False, documents=True),
     "all, window": dict(causal=False, window=140),
+    "causal, odd": dict(causal=True, window=70, odd=True),
+    "all, odd": dict(causal=False, odd=True),
     "later queries": dict(causal=True, queries=140),
     "later queries, documents": dict(causal=True, documents=True, queries=140, window=40),
     "later queries, all, window": dict(causal=False, queries=140, window=40),
@@ -56,12 +58,15 @@ def sites(rng, queries, documents):
 
 
 @functools.cache
-def results(function, case, dtype, longer=0):
-    """Output and the gradients of one number of it, in float64; `longer` by so much is the window."""
+def results(function, case, dtype, longer=0, given="float32"):
+    """Output and the gradients of one number of it, in float64; `longer` by so much is the window. Inputs are rounded
+    to `given` beforehand."""
     options = dict(documents=False, queries=L, window=0) | CASES[case]
     rng, documents, queries = np.random.default_rng(0), options.pop("documents"), options.pop("queries")
     args, (query, key) = inputs(rng, queries), sites(rng, queries, documents)
     options["window"] += longer
+    if options.pop("odd", False):
+        args, query, key = (t[:, 1:] for t in args), *(Sites(t.index[1:], None) for t in (query, key))
 
     @jax.jit
     def run(args, query, key):
@@ -72,7 +77,7 @@ def results(function, case, dtype, longer=0):
         return jax.value_and_grad(number, has_aux=True)(args)
 
     with jax.enable_x64(dtype == "float64"):
-        (_, out), grads = run(tuple(jnp.asarray(np.asarray(t), dtype) for t in args), query, key)
+        (_, out), grads = run(tuple(jnp.asarray(np.asarray(t.astype(given)), dtype) for t in args), query, key)
     return [np.asarray(t, float) for t in (out, *grads)]
 
 
@@ -99,7 +104,11 @@ def test_splash_equals_xla(case):
         "causal, documents, window",
         "all, documents",
         "all, window",
-        *(pytest.param(c, marks=pytest.mark.slow) for c in ("causal", "all", "later queries, all, window")),
+        "all, odd",
+        *(
+            pytest.param(c, marks=pytest.mark.slow)
+            for c in ("causal", "all", "later queries, all, window", "causal, odd")
+        ),
     ],
 )
 def test_cudnn_equals_xla(case):
@@ -213,6 +222,20 @@ def test_gradients_lower_for_nvidia(monkeypatch, documents):
     text = lowered("alibi", "gpu", documents, window=0 if documents else 40)
     assert f"__cudnn$fmha{'ScaleBias' * documents}SoftmaxBackward" in text
     assert documents or '"sliding_window_length": 40' in text.replace("\\22", '"')
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_odd_lengths_lower_for_nvidia(monkeypatch, causal):
+    """A grid of patches and a class token: JAX refuses odd lengths in training, whether there is a bias or not."""
+    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91900)
+    q, k = (jax.ShapeDtypeStruct((B, 197, *heads, 16), "bfloat16") for heads in ((G, R), (G,)))
+    at = Sites(jnp.arange(197), None)
+
+    def number(q, k, v):
+        return kernels.cudnn(q, k, v, at, at, causal=causal, scale=1.0).astype("float32").sum()
+
+    text = jax.jit(jax.grad(number, (0, 1, 2))).trace(q, k, k).lower(lowering_platforms=("cuda",)).as_text()
+    assert "__cudnn$fmhaSoftmaxBackward" in text
 
 
 def test_the_exact_model_does_without_the_kernel():

@@ -69,13 +69,14 @@ def dense(query, key, causal, window):
 
 
 def cudnn(q, k, v, query, key, *, causal, scale, window=0, edge=None, edge_key=None, implementation="cudnn"):
-    """Widths are padded to one multiple of 8, lengths with a mask to even ones."""
-    (B, Lq, G, R, D), E = q.shape, v.shape[-1]
-    mask, even = None, 1
+    """Widths are padded to one multiple of 8 and lengths to even ones: JAX trains with no others."""
+    (B, Lq, G, R, D), Lk, E = q.shape, k.shape[1], v.shape[-1]
+    mask = q_length = k_length = None
     if dense(query, key, causal, window):
-        mask, even = visible(query, key, causal, window)[:, None], 2
-        mask = padded(mask, (1, 1, even, even))
-    q, k, v = (padded(t, (1, even, 1, padded_size(max(D, E), 8))) for t in (q.reshape(B, Lq, G * R, D), k, v))
+        mask = padded(visible(query, key, causal, window)[:, None], (1, 1, 2, 2))
+    elif Lk % 2 and not causal:  # else nobody sees the key that fills up
+        q_length, k_length = jnp.full(B, Lq, jnp.int32), jnp.full(B, Lk, jnp.int32)
+    q, k, v = (padded(t, (1, 2, 1, padded_size(max(D, E), 8))) for t in (q.reshape(B, Lq, G * R, D), k, v))
     out = jax.nn.dot_product_attention(
         q,
         k,
@@ -83,6 +84,8 @@ def cudnn(q, k, v, query, key, *, causal, scale, window=0, edge=None, edge_key=N
         mask=mask,
         scale=scale,
         is_causal=causal,
+        query_seq_lengths=q_length,
+        key_value_seq_lengths=k_length,
         local_window_size=(window - 1, 0) if window and causal else None,
         implementation=implementation,
     )
