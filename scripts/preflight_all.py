@@ -81,17 +81,45 @@ def table(records):
     return "\n".join(lines) + "\n"
 
 
+def ratios(records):
+    """Markdown: what each encoding takes over the first of the same model and chips."""
+    heads = ("encoding", "model", "chips", "FLOPs", "bytes", "peak", "step at least")
+    lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join(["---"] * len(heads)) + " |"]
+    first = {}
+    for out in records.values():
+        model, _, encoding = out["config"].partition("encoding=")
+        step = out["steps"]["train"]
+        if not encoding or "flops" not in step:
+            continue
+        now = step["flops"], step["bytes"], step["memory"]["peak"], max(step["seconds"].values())
+        base = first.setdefault((model, out["topology"]), now)
+        cells = [f"{a / b:.3f}" for a, b in zip(now, base, strict=True)]
+        model = model.removeprefix("configs/").rstrip(":,")
+        lines.append("| " + " | ".join([encoding, model, out["topology"], *cells]) + " |")
+    return "\n".join(lines) + "\n"
+
+
 HEAD = """# What the configs need, by the compiler
 
 A device's share of a training step, compiled without the chips by scripts/preflight_all.py; what the columns mean and
-how they are counted stands in jojax/preflight.py. Times are the least there can be, not measurements.
+how they are counted stands in jojax/preflight.py. Times are the least there can be, not measurements; of chunked
+attention no block counts as skipped. Of fused kernels the FLOPs are in no count, so the model's share exceeds 1 there.
+
+"""
+ENCODINGS = """
+## Encodings, over the first of the same model and chips
+
+What to expect: rotating values too (`_qkv`, jo_fixed over rope) adds no product of matrices, only passes over arrays
+that are there: one more for values and one for the way home, forwards and backwards. Projected angles (jo_projected)
+add the products that make them, a table of the tokens' width and, from block to block, angles of float32 that are
+stored for the way back: more bytes than FLOPs. Biases along the path (grape_ap) keep attention from the fused kernel.
 
 """
 
 
 def write(records):
     write_whole(RECORDS, json.dumps(records, indent=1) + "\n")
-    write_whole(RECORDS.with_suffix(".md"), HEAD + table(records))
+    write_whole(RECORDS.with_suffix(".md"), HEAD + table(records) + ENCODINGS + ratios(records))
 
 
 def main():
