@@ -59,6 +59,7 @@ def plot(runs, path):
     )
     for axis in axes.flat:
         axis.grid(alpha=0.3)
+        axis.title.set_fontsize(10)
     for axis in (entropy, far):
         axis.xaxis.get_major_locator().set_params(integer=True)
     for axis in (entropy, turns, values):
