@@ -1,6 +1,7 @@
 """Every config on its own preset, presets on the smallest and all on the papers', by shape; docstrings; sweeps."""
 
 import ast
+import os
 from pathlib import Path
 
 import jax
@@ -81,20 +82,21 @@ def test_every_point_of_a_sweep_loads(path):
         config.validate(config.load(spec))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - VISION_ONLY))
-@pytest.mark.parametrize("spec", ["wikipedia_lm", "length_extrapolation:size=c128"])
-def test_full_text_grid(name, spec):
-    traced_loss(
-        f"{ROOT}/configs/{spec.replace(':', '.py:') if ':' in spec else spec + '.py:n=128,L=2'},encoding={name}"
-    )
+def grid(names, specs):
+    """Every preset with the configs in turn, with all of them where GRID is set."""
+    if os.environ.get("GRID"):
+        return [(spec, name) for name in sorted(names) for spec in specs]
+    return [(specs[i % len(specs)], name) for i, name in enumerate(sorted(names))]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - TEXT_ONLY))
-@pytest.mark.parametrize("stem", ["cifar100_vit_tiny", "imagenet_vits"])
-def test_full_vision_grid(name, stem):
-    traced_loss(f"{ROOT}/configs/{stem}.py:encoding={name}")
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    grid(set(PRESETS) - VISION_ONLY, ["wikipedia_lm.py:n=128,L=2,", "length_extrapolation.py:size=c128,"])
+    + grid(set(PRESETS) - TEXT_ONLY, ["cifar100_vit_tiny.py:", "imagenet_vits.py:"]),
+)
+def test_full_grid(spec, name):
+    traced_loss(f"{ROOT}/configs/{spec}encoding={name}")
 
 
 def test_presets_and_their_aliases():
