@@ -82,8 +82,9 @@ def missing(topology: str) -> str:
     return ""
 
 
-def prepare(topology: str) -> None:
-    """Environment of the compiler; before jax is imported. UserError where it is not installed."""
+def prepare(topology: str, quick: bool = False) -> None:
+    """Environment of the compiler; before jax is imported. UserError where it is not installed. quick: no
+    Triton on GPUs; what else it means `preflight.measure` knows."""
     if lacking := missing(topology):
         raise UserError(lacking)
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -93,7 +94,9 @@ def prepare(topology: str) -> None:
         os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-256")
     else:
         os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0"
+        given = [os.environ.get("XLA_FLAGS", ""), "--xla_gpu_autotune_level=0"]
+        # without a chip to try on, some products have no tile sizes that Triton takes
+        os.environ["XLA_FLAGS"] = " ".join(given + ["--xla_gpu_enable_triton_gemm=false"] * quick)
 
 
 def devices(topology: str) -> tuple[Chip, list]:

@@ -6,7 +6,8 @@ what they can do), the last stage's where there are several, and tells each devi
 collectives (jojax/hlo.py: how they are counted), the share of the FLOPs that the model itself needs (jojax/flops.py),
 and the least time of a step: the longest of computing, memory and interconnect, as if each ran at the chip's peak and
 all at once. `--compare`: the same config with each of these encodings, over the first. `--quick`: the compiler searches
-less (minutes become seconds for a TPU); FLOPs and collectives are the same, temporaries and bytes are not quite.
+less (minutes become seconds for a TPU, a GPU has no Triton); FLOPs and collectives are the same, memory and bytes not
+quite.
 
 Exit code: 0 it fits, 1 it does not (what would help is told), 2 an error that you can mend.
 """
@@ -231,7 +232,7 @@ def compare(spec, overrides, topology, names, quick):
 def main(_):
     FLAGS = flags.FLAGS
     settings, spec, overrides = cli.parsed_config()
-    chips.prepare(FLAGS.topology)
+    chips.prepare(FLAGS.topology, FLAGS.quick)
     if FLAGS.compare:
         found = list(compare(spec, overrides, FLAGS.topology, FLAGS.compare, FLAGS.quick))
         print("\n\n".join(map(report, found)) + "\n\nthe training step, over the first:\n")

@@ -24,7 +24,7 @@ from scripts.prepare.work import write_whole  # noqa: E402
 
 RECORDS = ROOT / "results" / "preflight.json"
 VISION = ("rope_axial", "rope_axial_qkv", "none", "learned", "rope_mixed", "rope_mixed_qkv", "rel_bias_2d", "alibi_2d")
-VISION += ("comrope_ld", "liere", "grape_m_2d", "jo_projected_2d", "householder")
+VISION += ("comrope_ld", "liere", "grape_m_2d", "jo_projected_2d")
 TEXT = ("rope", "jo_fixed", "jo_projected", "jo_projected_qk", "none", "alibi", "fox", "grape_m_freq", "grape_m_ctx")
 TEXT += ("grape_ap_strict", "jo_blocks", "householder", "fire")
 SLICES = ("16x16", "8x16", "8x8", "4x8", "4x4", "2x4", "2x2")  # of a v5e pod
@@ -109,10 +109,11 @@ attention no block counts as skipped. Of fused kernels the FLOPs are in no count
 ENCODINGS = """
 ## Encodings, over the first of the same model and chips
 
-What to expect: rotating values too (`_qkv`, jo_fixed over rope) adds no product of matrices, only passes over arrays
-that are there: one more for values and one for the way home, forwards and backwards. Projected angles (jo_projected)
-add the products that make them, a table of the tokens' width and, from block to block, angles of float32 that are
-stored for the way back: more bytes than FLOPs. Biases along the path (grape_ap) keep attention from the fused kernel.
+Rotating values too (`_qkv`, jo_fixed over rope) adds no product of matrices, only passes over arrays that are there:
+one for values and one for the way home, forwards and backwards; where the compiler packs a kernel's inputs anyway
+(H200) they come with that for nothing. Projected angles (jo_projected) add the products that make them and, from block
+to block, angles of float32 that are stored for the way back: more bytes than FLOPs. Biases by pairs of sites (grape_ap,
+fire) keep attention from the fused kernels; matrices of other kinds (householder, jo_blocks) are stored for each site.
 
 """
 

@@ -207,6 +207,9 @@ def test_a_config_is_measured(monkeypatch):
     assert "what may help: --config.model.remat=True; --config.mesh.fsdp=8" in text and "all-reduce, sent" in text
     table = preflight_all.table({"a on b": out})
     assert "| a | v5e:2x4 |" in table and "does not fit" in table
+    more = {"a": out | {"config": "configs/m.py:encoding=rope"}, "b": out | {"config": "configs/m.py:encoding=alibi"}}
+    more["b"]["steps"] = {"train": train | {"flops": 2 * train["flops"]}}
+    assert "| alibi | m.py | v5e:2x4 | 2.000 | 1.000 | 1.000 | 1.000 |" in preflight_all.ratios({"none": out, **more})
 
 
 @pytest.mark.parametrize(
