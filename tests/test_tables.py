@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jojax import config, writer
 from scripts import report
-from scripts.tables import page, papers, records, stats
+from scripts.tables import page, papers, records, runs, stats
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURES = papers.read(ROOT / "results" / "paper.csv")
@@ -194,6 +194,16 @@ def test_figures_of_records():
     expected = {"accuracy": 50, "perplexity": 3, "perplexity@512": 20, "ratio@4096/512": 2.5, "parameters": 9}
     expected |= {"perplexity@8192": math.inf, "perplexity@16384": None, "lm_eval.piqa": None, "accuracy@224": None}
     assert {metric: records.figure(made, metric) for metric in expected} == expected
+
+
+def test_runs_of_several_scales_are_never_in_one_table():
+    path = ROOT / "results" / "runs" / "quickstart-encoding=rope.json"
+    (made,) = records.load([path])
+    longer = made | {"steps": 2 * made["steps"], "seed": made["seed"] + 1}
+    assert [s.name for s in runs.sections([made, made | {"seed": 7}])] == ["quickstart"]
+    assert [s.name for s in runs.sections([made, longer])] == [
+        f"quickstart-{run['steps']:,}_steps_of_batch_16" for run in (made, longer)
+    ]
 
 
 # --------------------------------------------------------------------------------------- the page

@@ -1,6 +1,7 @@
 """Tables of our own runs: one a config file, one row an encoding, the mean over seeds with its interval."""
 
 import functools
+import re
 from collections import defaultdict
 from typing import Any, NamedTuple
 
@@ -243,8 +244,14 @@ def plot_resolutions(rows, path):
 
 
 def sections(found):
-    """A section a group of records, by name."""
-    groups = defaultdict(list)
+    """A section a group of records of one scale, by name; what tells several scales apart is in the names."""
+    groups = defaultdict(lambda: defaultdict(list))
     for record in found:
-        groups[records.group(record)].append(record)
-    return [section(name, runs) for name, runs in sorted(groups.items())]
+        groups[records.group(record)][records.scale(record)].append(record)
+    named = {}
+    for name, scales in groups.items():
+        parts = {scale: re.split("[:;,] ", scale.rstrip(".")) for scale in scales}
+        for scale, runs in scales.items():
+            own = [part for part in parts[scale] if not all(part in other for other in parts.values())]
+            named["-".join([name, *own]).replace(" ", "_")] = runs
+    return [section(name, runs) for name, runs in sorted(named.items())]
