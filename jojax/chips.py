@@ -83,11 +83,13 @@ def missing(topology: str) -> str:
 
 
 def prepare(topology: str, quick: bool = False) -> None:
-    """Environment of the compiler; before jax is imported. UserError where it is not installed. quick: no
-    Triton on GPUs; what else it means `preflight.measure` knows."""
+    """Environment of the compiler; before jax is imported. UserError where it is not installed. quick: it
+    searches less, and has no Triton on GPUs."""
     if lacking := missing(topology):
         raise UserError(lacking)
     os.environ["JAX_PLATFORMS"] = "cpu"
+    if quick:
+        os.environ["JAX_OPTIMIZATION_LEVEL"] = "O0"
     if CHIPS[parse(topology)[0]].platform == "tpu":  # no TPU host to ask
         os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
         os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # beside a process that has the chips, or another preflight

@@ -30,10 +30,8 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 # ------------------------------------------------------------------------------------ measuring
 def measure(settings, spec, topology, quick=False) -> dict:
-    """All numbers of one config on one topology; quick, by a compiler that searches less."""
+    """All numbers of one config on one topology, after `chips.prepare`, which was told `quick`."""
     import jax
-
-    jax.config.update("jax_optimization_level", "O0" if quick else "UNKNOWN")
 
     from jojax import flops, result, shard
     from jojax.parts import Parts

@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 from jojax import chips, config, preflight  # noqa: E402 — the repository's own package, installed or not
 from jojax.errors import UserError  # noqa: E402
 from scripts.prepare.work import write_whole  # noqa: E402
+from scripts.tables import page  # noqa: E402
 
 RECORDS = ROOT / "results" / "preflight.json"
 VISION = ("rope_axial", "rope_axial_qkv", "none", "learned", "rope_mixed", "rope_mixed_qkv", "rel_bias_2d", "alibi_2d")
@@ -60,8 +61,7 @@ def table(records):
     """Markdown; times of a step also over those of the first row of the same model and chips."""
     heads = ("config", "chips", "parameters", "peak", "of memory", "GFLOP", "model's share", "GiB moved", "MiB sent")
     heads += ("step at least", "over the first", "bound by", "compiled in")
-    lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join(["---"] * len(heads)) + " |"]
-    first = {}
+    rows, first = [[*heads]], {}
     for key, out in records.items():
         step, memory = out["steps"]["train"], out["steps"]["train"]["memory"]
         share = f"{memory['peak'] / (memory['peak'] + memory['left']):.0%}"
@@ -77,15 +77,14 @@ def table(records):
         else:
             cells += ["–"] * 7
         quick = ", quick" if out["quick"] else ""
-        lines.append("| " + " | ".join([*cells, f"{step['compile_seconds']:.0f} s{quick}"]) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append([*cells, f"{step['compile_seconds']:.0f} s{quick}"])
+    return page.table(rows) + "\n"
 
 
 def ratios(records):
     """Markdown: what each encoding takes over the first of the same model and chips."""
     heads = ("encoding", "model", "chips", "FLOPs", "bytes", "peak", "step at least")
-    lines = ["| " + " | ".join(heads) + " |", "| " + " | ".join(["---"] * len(heads)) + " |"]
-    first = {}
+    rows, first = [[*heads]], {}
     for out in records.values():
         model, _, encoding = out["config"].partition("encoding=")
         step = out["steps"]["train"]
@@ -95,8 +94,8 @@ def ratios(records):
         base = first.setdefault((model, out["topology"]), now)
         cells = [f"{a / b:.3f}" for a, b in zip(now, base, strict=True)]
         model = model.removeprefix("configs/").rstrip(":,")
-        lines.append("| " + " | ".join([encoding, model, out["topology"], *cells]) + " |")
-    return "\n".join(lines) + "\n"
+        rows.append([encoding, model, out["topology"], *cells])
+    return page.table(rows) + "\n"
 
 
 HEAD = """# What the configs need, by the compiler

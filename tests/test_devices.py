@@ -3,6 +3,7 @@ traffic between devices than the split needs. Eight devices with the data alone 
 test_resume."""
 
 import collections
+import contextlib
 import functools
 import json
 import math
@@ -27,20 +28,24 @@ def overrides(sizes, dtype="float32"):
     return lm(dtype=dtype) | wide | {f"mesh.{axis}": size for axis, size in (dict(data=1) | sizes).items()}
 
 
-def made(sizes, dtype="float32"):
-    """A run's parts on the first of this process's devices."""
-    devices = jax.devices()[: math.prod(sizes.values())]
+@contextlib.contextmanager
+def first_devices(sizes):
+    """Meshes are made of the first of this process's devices, as many as `sizes` wants."""
     with pytest.MonkeyPatch.context() as patch:
-        whole = shard.make_mesh
-        patch.setattr(shard, "make_mesh", lambda sizes, _: whole(sizes, devices))
+        whole, devices = shard.make_mesh, jax.devices()[: math.prod(sizes.values())]
+        patch.setattr(shard, "make_mesh", lambda sizes, *_: whole(sizes, devices))
+        yield
+
+
+def made(sizes, dtype="float32"):
+    """A run's parts on so many devices."""
+    with first_devices(sizes):
         return loop.Run(runs.config_of(SPEC, overrides(sizes, dtype)), SPEC, runs.FOLDER)
 
 
 def trained_on(sizes, workdir, **more):
     """(metrics, losses) of a whole run on so many devices."""
-    with pytest.MonkeyPatch.context() as patch:
-        whole, devices = shard.make_mesh, jax.devices()[: math.prod(sizes.values())]
-        patch.setattr(shard, "make_mesh", lambda sizes, *_: whole(sizes, devices))
+    with first_devices(sizes):
         short = {"steps": 4, "eval.lengths": (), "eval.every_steps": 0}
         assert runs.train_here(SPEC, overrides(sizes) | short | runs.dotted(more), workdir) == 0
     return runs.result(workdir)["metrics"], list(runs.losses(workdir).values())

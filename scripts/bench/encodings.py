@@ -24,7 +24,7 @@ from flax import linen as nn  # noqa: E402
 
 from bench.timing import costs  # noqa: E402
 from configs.encodings import PRESETS, preset  # noqa: E402
-from jojax import config, encodings, loop, state  # noqa: E402
+from jojax import config, encodings, loop  # noqa: E402
 from jojax.encodings.base import Context, Dims, Edge  # noqa: E402
 from jojax.encodings.grape_ap import LogSigmoidStep  # noqa: E402
 from jojax.errors import UserError  # noqa: E402
@@ -122,7 +122,7 @@ def steps(names, repeats):
             c = config.load(f"{ROOT}/configs/{file}.py:encoding={name}")
             c.batch_size = batch_size
             run = loop.Run(c, name, "")
-            now = state.init_state(run.job.init, run.tx, run.mesh, 0, aux=run.job.aux)
+            now = run.fresh_state()
             batch = jax.tree.map(lambda t: jnp.ones(t.shape, t.dtype), run.abstract_batch())
             functions[name] = (lambda now, batch, run=run: run.step_fn(now, batch)), (now, batch)
         of = costs(functions, repeats)

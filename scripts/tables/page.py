@@ -34,17 +34,18 @@ class Section:
 
 def markdown(section):
     """## title, then every block after an empty line."""
+    shown = (block if isinstance(block, str) else table(block) for block in section.blocks)
+    return "\n\n".join([f"## {section.title}", *shown]) + "\n"
+
+
+def table(rows):
+    """Markdown of rows of cells, the first the head."""
 
     def cell(c):
         return f"[{c.text}]({c.target}.md)" if isinstance(c, Link) else c
 
-    def shown(block):
-        if isinstance(block, str):
-            return block
-        head, *body = block
-        return "\n".join(f"| {' | '.join(map(cell, row))} |" for row in [head, ["---"] * len(head), *body])
-
-    return "\n\n".join([f"## {section.title}", *map(shown, section.blocks)]) + "\n"
+    head, *body = rows
+    return "\n".join(f"| {' | '.join(map(cell, row))} |" for row in [head, ["---"] * len(head), *body])
 
 
 STYLE = """
