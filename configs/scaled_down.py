@@ -15,7 +15,7 @@ from configs import common
 from configs.encodings import preset
 
 EXTRAPOLATION = ("rope", "jo_projected", "alibi", "jo_fixed", "jo_projected_pointwise", "jo_random")
-RATES = (1.5e-3, 3e-3, 6e-3, 1.2e-2)
+RATES = (3e-3, 6e-3, 1.2e-2)
 # of RATES, by the loss on the valid split after a third of the steps, seed 0: results/scaled_down-table=rates.md
 CHOSEN = {}
 SWEEPS = {  # table: encodings, seeds
