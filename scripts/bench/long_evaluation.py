@@ -62,6 +62,8 @@ def main():
     parser.add_argument("--length", type=int, default=65_536)
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="further keys of the config")
     args = parser.parse_args()
+    if wrong := [item for item in args.set if "=" not in item]:
+        parser.error(f"--set {wrong[0]}: give KEY=VALUE")
     settings = dict(item.split("=", 1) for item in args.set)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
