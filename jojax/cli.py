@@ -16,6 +16,8 @@ from ml_collections import ConfigDict, config_flags
 from jojax import config as configs
 from jojax.errors import UserError
 
+flags.disclaim_key_flags()  # --help of a command lists what is defined here, too
+
 
 def define_config(required: bool = True) -> flags.FlagHolder:
     """Define the flag `--config`; call it once, where the module defines its other flags."""
@@ -90,6 +92,8 @@ def _parse(positional: bool, argv: list[str]) -> list[str]:
                 _check_override(reference, match[2], argument)
     try:
         rest = flags.FLAGS(argv)
+    except SystemExit:  # only --help and its like exit while parsing, with 1
+        sys.exit(0)
     except flags.Error as error:
         raise UserError(_sentence(str(error), reference)) from error
     if len(rest) > 1 and not positional:

@@ -21,6 +21,8 @@ from absl import flags
 from jojax.errors import UserError
 from jojax.writer import writable
 
+flags.disclaim_key_flags()  # --help of a command lists what is defined here, too
+
 GIVEN = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 # cluster: (what says that there are several processes, what else jax's detection reads there)
 CLUSTERS = {

@@ -252,3 +252,9 @@ def test_empty_documents_are_left_out_and_said(command, tmp_path):
 def test_evaluation_command(command, arguments, words):
     code, out, err = command("jojax.evaluate", *arguments)
     assert code == 2 and re.search(words, err) and err.startswith("error: ") and err.count("\n") == 1, out + err
+
+
+def test_help_lists_every_option_and_is_no_error():
+    out, err = runs.run(["-m", "jojax.train", "--help"], env=environment(devices=1))
+    assert all(option in out for option in ("--config", "--workdir", "--[no]dry_run", "--heartbeat_timeout")), out
+    assert not err
