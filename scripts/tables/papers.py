@@ -12,7 +12,6 @@ from scripts.tables.page import Link, Section
 from scripts.tables.stats import NONE, NOT_PLANNED, SMALL, VERDICTS, WANTED, interval, paired, shown, verdict
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-LATER = "not yet: "  # how a reason for no config begins, where there shall be one
 COLUMNS = (
     "paper",
     "version",
@@ -92,8 +91,7 @@ def compare(row, runs, published):
     out: dict[str, Any] = dict(ours={}, gaps={}, control={}, paper_gap=None, parameters=None, margin=None, small=None)
     small = runs.small(row["small"])
     if not row["config"]:
-        word = NONE if row["no_config"].startswith(LATER) else NOT_PLANNED
-        return out | {"small": small, "verdict": SMALL if small else word}
+        return out | {"small": small, "verdict": SMALL if small else NOT_PLANNED}
     sides = [runs.full(row[side]) for side in ("config", "against", "control")]
     gain, _, metric = row["metric"].rpartition(" ")
     own, base, control = (figures(side, metric) for side in sides)
