@@ -19,19 +19,22 @@ PROBES = 8
 
 
 def watch(job, params, batch):
-    """[(Context, Journey)] of every block: what the encoding was asked and what it answered."""
-    seen, inside = [], []
+    """[(Context, Journey)] of every block: what the encoding was asked and what it answered; q and k as its frames get
+    them, before a norm that comes after those."""
+    seen, inside, bare, after = [], [], {}, job.model.spec.qk_norm == "after"
 
     def keep(*pair):
         seen.append(jax.tree.map(np.array, pair))  # copies: the buffers are the program's
 
     def look(following, args, kwargs, call):
+        if after and call.module.name in ("norm_q", "norm_k"):
+            bare[call.module.name[-1]] = args[0]  # the latest before the journey is what gates read
         if inside or not isinstance(call.module, Encoding) or call.method_name != "journey":
             return following(*args, **kwargs)
         inside.append(call)  # the hook may call that of its parent
         journey = following(*args, **kwargs)
         inside.clear()
-        jax.debug.callback(keep, args[-1], journey, ordered=True)
+        jax.debug.callback(keep, args[-1].replace(**bare), journey, ordered=True)
         return journey
 
     forward(job, params, batch, look)

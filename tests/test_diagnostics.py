@@ -119,6 +119,22 @@ def test_of_whole_models(spec, given):
         assert ("values" in of_block) == ("grape" not in str(given))
 
 
+def test_norms_before_or_after_no_rotation_are_the_same_attention():
+    """With gates that read normed queries, which are not what the weights are made of where the norm comes after."""
+    found, gains = {}, np.linspace(0.5, 3, 16, dtype="float32")
+    for place in ("before", "after", "none"):
+        given = runs.lm(encoding={"name": "grape_a"}, model__qk_norm=place, eval__diagnostics=2)
+        with jax.enable_x64(False):
+            run = loop.Run(runs.config_of(runs.LM, given), runs.LM, "")
+            params = jax.device_get(jax.jit(run.job.init)(jax.random.key(0)))
+            if place != "none":
+                norm = params["blocks"]["norm_q"]
+                norm["scale"] = gains * norm["scale"]
+            found[place] = [of_block["reach"] for of_block in diagnostics.measure(run.job, params)["blocks"]]
+    np.testing.assert_allclose(found["after"], found["before"], atol=1e-4)
+    assert np.abs(np.subtract(found["before"], found["none"])).max() > 0.01
+
+
 def test_the_rows_are_held_out_and_spread(rng):
     with jax.enable_x64(False):
         job = loop.Run(runs.config_of(runs.LM, runs.lm()), runs.LM, "").job

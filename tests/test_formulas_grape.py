@@ -8,7 +8,7 @@ import scipy.linalg
 import reference
 import reference_rotary
 import zoo
-from test_formulas import DEPTH, EYE, D, G, H, L, T, compare, encode_alibi, logits, model_and_params, nope
+from test_formulas import DEPTH, EYE, TOKS, D, G, H, L, T, compare, encode_alibi, logits, model_and_params, nope
 
 
 def softplus(x):
@@ -86,6 +86,18 @@ def test_gated_slopes(gate):
     model, params = model_and_params(encoding)
     right = encode_gated(params, gate, encoding.get("gate_bias", 0.0))
     compare(logits(model, params), params, right, nope, encode_alibi(params))
+
+
+def test_gates_read_queries_and_keys_after_their_norm():
+    """Wherever the norm stands: without a rotation both places are the same model, and it is not the one without."""
+    found = {}
+    for place in ("before", "after", "none"):
+        model = zoo.lm_of({"name": "grape_a", "gate": "qk"}, qk_norm=place)
+        with jax.enable_x64(True):
+            params = zoo.drawn(model, TOKS)
+        found[place] = logits(model, params)
+    np.testing.assert_allclose(found["after"], found["before"], atol=1e-10)
+    assert np.abs(found["none"] - found["before"]).max() > 1e-3
 
 
 @pytest.mark.parametrize(

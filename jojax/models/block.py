@@ -107,11 +107,14 @@ class Block(nn.Module):
             k, v = (
                 self.shift(h, t, b, ctx.restart, n) for t, b, n in zip((k, v), before, ("key", "value"), strict=True)
             )
+        norm = None if spec.qk_norm == "none" else self.qk_norm()
+        gated_q, gated_k = (q, k) if norm is None else norm(q, k)
         if spec.qk_norm == "before":
-            q, k = self.qk_norm(q, k)
-        ctx = ctx.replace(residual=x, x=h, q=q, k=k, prefix=None if past is None else past["encoding"])
-        journey = hooks.journey(encoding, shared, carry, ctx)
-        norm = self.qk_norm if spec.qk_norm == "after" else None
+            q, k, norm = gated_q, gated_k, None
+        past_path = None if past is None else past["encoding"]
+        journey = hooks.journey(
+            encoding, shared, carry, ctx.replace(residual=x, x=h, q=gated_q, k=gated_k, prefix=past_path)
+        )
         q, k, v, home = attention.transport(journey, q, k, v, ctx.placed, norm)
         keys = {"key": k, "value": v, "edge": None if journey.edge is None else journey.edge.key}
         new = None
@@ -143,12 +146,10 @@ class Block(nn.Module):
         before = jnp.where(restart[..., None, None], 0, before)
         return gate * before + (1 - gate) * t
 
-    def qk_norm(self, q, k):
-        """RMS norm over the head width, one gain for all heads."""
-        return (
-            nn.RMSNorm(epsilon=self.spec.eps, dtype=self.spec.dtype, name=n)(t)
-            for n, t in (("norm_q", q), ("norm_k", k))
-        )
+    def qk_norm(self):
+        """q, k -> q, k: RMS norm over the head width, one gain for all heads."""
+        norms = [nn.RMSNorm(epsilon=self.spec.eps, dtype=self.spec.dtype, name=n) for n in ("norm_q", "norm_k")]
+        return lambda *qk: tuple(norm(t) for norm, t in zip(norms, qk, strict=True))
 
     def store(self, keys, past, at):
         def put(buffer, new):
