@@ -21,7 +21,7 @@ from jojax.data.stream import eval_batches
 from jojax.encodings import fold as folding
 from jojax.encodings.build import load
 from jojax.errors import UserError
-from jojax.models.build import pair
+from jojax.models.build import build, dims_of, pair
 from jojax.models.kernels import KERNELS
 
 
@@ -58,8 +58,8 @@ def evaluate_probe(job, params, mesh, lengths):
 
 def evaluate_resolutions(config, params, mesh, resolutions=(), offsets=()):
     """Top-1 of a vision model at other image sizes (int or (height, width)) and coordinate offsets in patches (number
-    or one an axis), zero-shot: nothing is fine-tuned. Tables that depend on the grid are resized by the encoding.
-    Without sizes at that of training, without offsets at none.
+    or one an axis), zero-shot: nothing is fine-tuned. Coordinates are scaled by the grid of the training; tables that
+    end with it are resized by the encoding. Without sizes at that of training, without offsets at none.
 
     -> {protocol, rows: [{resolution, offset, …metrics, scored}]}. UserError: a size that is no whole number of
     patches, or an offset for an encoding that is a table and has no answer outside it."""
@@ -68,7 +68,8 @@ def evaluate_resolutions(config, params, mesh, resolutions=(), offsets=()):
     check_offsets(old, offsets)
     for resolution in resolutions:
         job = at_resolution(config, resolution)
-        fitted = resized(config, params, old.model.spec.dims.grid, job.model.spec.dims.grid)
+        bounded = old.model.encoding(parent=None).BOUNDED_LENGTH  # others answer at any grid as they are
+        fitted = resized(config, params, old.model.spec.dims.grid, job.model.spec.dims.grid) if bounded else params
         for offset in axes(offsets, job):
             values, scored = evaluate_split(job, fitted, mesh, offset=offset)
             rows.append({"resolution": resolution, "offset": list(offset), **values, "scored": scored})
@@ -93,11 +94,13 @@ def check_offsets(job, offsets):
 
 
 def at_resolution(config, resolution):
-    """The task of `config` with images of another size."""
+    """The task of `config` with images of another size, its model as it was trained."""
     other = ConfigDict(config.to_dict())
     with other.ignore_type():  # an int or a pair, whichever the config has
         other.data.image_size = resolution
-    return task.make(other)
+    job = task.make(other)
+    job.model = build(other, trained=dims_of(config).grid)
+    return job
 
 
 def resized(config, params, old_grid, new_grid):

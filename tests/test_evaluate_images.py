@@ -28,7 +28,9 @@ def config_of(encoding, pool="cls"):
 @functools.cache
 def trained():
     """The workdir of a run of a few steps with a table of positions."""
-    runs.train(*config_of("learned"), runs.FOLDER / "learned")
+    with runs.alone("learned"):
+        if not (runs.FOLDER / "learned" / "result.json").exists():
+            runs.train(*config_of("learned"), runs.FOLDER / "learned")
     return runs.FOLDER / "learned"
 
 
@@ -42,10 +44,10 @@ def examples(size):
     return out
 
 
-def loop(job, params, size):
+def loop(job, params, size, offset=0.0):
     """loss and accuracy, one image at a time on one device"""
     params = jax.device_put(jax.device_get(params), jax.devices()[0])
-    logits = jax.jit(lambda image: job.apply(params, image))
+    logits = jax.jit(lambda image: job.apply(params, image, offset=offset))
     nll, correct = [], []
     for image, label in examples(size):
         row = np.asarray(logits(image))[0].astype(np.float64)
@@ -95,6 +97,31 @@ def test_command_resizes_a_table_to_grids_that_need_not_be_square():
     record = runs.result(workdir)["resolutions"]
     assert record["protocol"]["resolutions"] == [[48, 48], [32, 48]] and "zero-shot" in record["protocol"]["kind"]
     assert [(row["resolution"], row["scored"]) for row in record["rows"]] == [(48, 37), ([32, 48], 37)]
+
+
+@pytest.mark.parametrize("encoding", ["ape_grid", "liere"])
+def test_what_answers_at_any_grid_is_read_as_it_was_trained(encoding):
+    """Coordinates are scaled by the grid of the training, and a table that is sampled stays whole."""
+    config = runs.config_of(*config_of(encoding))
+    job, mesh = task.make(config), shard.make_mesh(config.mesh)
+    params = zoo.noisy(jax.jit(job.init)(jax.random.key(0)), 0.3)
+    (row,) = evaluate.evaluate_resolutions(config, params, mesh, ((32, 48),), (0.25,))["rows"]
+    want = loop(job, params, (32, 48), offset=0.25)
+    assert row["loss"] == pytest.approx(want["loss"], rel=1e-5) and row["accuracy"] == want["accuracy"]
+    wrong = loop(job, params, (32, 48))
+    assert abs(row["loss"] - wrong["loss"]) > 1e-4 * row["loss"]
+
+
+def test_a_sampled_table_is_resized_to_what_is_read_there():
+    """To train on at another size: at its patches the model is the one that was trained."""
+    config = runs.config_of(*config_of("ape_grid"))
+    params = zoo.noisy(jax.jit(task.make(config).init)(jax.random.key(0)), 0.3)
+    fitted = evaluate.resized(config, params, (4, 4), (4, 6))
+    other = evaluate.at_resolution(config, (32, 48)).config
+    batch = {"image": np.concatenate([image for image, _ in examples((32, 48))])}
+    want = task.make(config).logits(params, batch)
+    np.testing.assert_allclose(task.make(other).logits(fitted, batch), want, atol=1e-5)
+    assert fitted["encoding"]["table"].shape == (4, 6, 32)
 
 
 @pytest.mark.slow

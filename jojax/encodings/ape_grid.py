@@ -13,6 +13,7 @@ of whole patches, N(0, 0.02²), resized by cubic convolution.
 from typing import ClassVar
 
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jax import lax
 
@@ -41,13 +42,27 @@ class ApeGrid(Places):
         placed = None if ctx.placed is None else ctx.placed[: len(u), :, None]
         if token is not None and placed is not None:
             u = jnp.where(placed, u, token)
-        grid = self.dims.grid
+        grid = self.dims.trained
         table = self.param("table", nn.initializers.normal(self.init_std), (*grid, self.dims.width)).astype(u.dtype)
-        cells = ((u[..., a] * n - 0.5).clip(0, n - 1)[..., None] for a, n in enumerate(grid))
-        weights = (jnp.maximum(0, 1 - jnp.abs(at - jnp.arange(n))) for at, n in zip(cells, grid, strict=True))
+        weights = (hats(u[..., a], n) for a, n in enumerate(grid))
         axes = "tyx"[-len(grid) :]
         form = ",".join([*(f"bl{a}" for a in axes), f"{axes}c->blc"])
         added = jnp.einsum(form, *weights, table, precision=lax.Precision.HIGHEST)
         if token is None and placed is not None:
             added = jnp.where(placed, added, 0)
         return x + added.astype(x.dtype), None, None
+
+
+def hats(u, n):
+    """Of coordinates u [...] in [0, 1] the weights [..., n] on the n cells of an axis; each row adds up to 1."""
+    at = (u * n - 0.5).clip(0, n - 1)[..., None]
+    return jnp.maximum(0, 1 - jnp.abs(at - jnp.arange(n)))
+
+
+def resize(params, old_grid, new_grid):
+    """{'table': [*old, C]} -> {'table': [*new, C]}, read where the patches of another grid stand: to train on from."""
+    table = params["table"]
+    for axis, (old, new) in enumerate(zip(old_grid, new_grid, strict=True)):
+        weights = hats((np.arange(new) + 0.5) / new, old)
+        table = jnp.moveaxis(jnp.tensordot(weights, table, (1, axis), precision=lax.Precision.HIGHEST), 0, axis)
+    return {**params, "table": table}

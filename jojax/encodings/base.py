@@ -86,10 +86,12 @@ class Dims:
     axes: int = 1
     vocab: int = 0  # 0 = the model has no tokens
     length: int = 0  # training length in sites (text); bounds tables
-    grid: tuple[int, ...] = ()  # training grid (vision)
+    grid: tuple[int, ...] = ()  # of the images (vision); bounds tables
+    trained: tuple[int, ...] = ()  # grid of the training, by which coordinates are scaled; () = grid
     causal: bool = True
 
     def __post_init__(self):
+        object.__setattr__(self, "trained", self.trained or self.grid)
         if self.kv_heads < 1 or self.heads % self.kv_heads:
             raise UserError(f"model.kv_heads = {self.kv_heads} must divide model.heads = {self.heads}")
 

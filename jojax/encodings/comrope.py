@@ -120,4 +120,4 @@ class ComRoPE(Spatial):
 
     def extents(self):
         """[A]: a coordinate of one is so many patches."""
-        return jnp.ones(self.dims.axes) if self.coord == "index" else jnp.asarray(self.dims.grid, jnp.float32)
+        return jnp.ones(self.dims.axes) if self.coord == "index" else jnp.asarray(self.dims.trained, jnp.float32)

@@ -94,7 +94,7 @@ class Places(Encoding):
         inside = placed[..., None]
         low = jnp.where(inside, ctx.position, jnp.inf).min(1, keepdims=True)
         high = jnp.where(inside, ctx.position, -jnp.inf).max(1, keepdims=True)
-        n, trained = high - low + 1, jnp.asarray(self.dims.grid, at.dtype)
+        n, trained = high - low + 1, jnp.asarray(self.dims.trained, at.dtype)
         scale = {
             "index": 1.0,
             "unit_center": 1 / n,

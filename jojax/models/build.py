@@ -1,5 +1,7 @@
 """From a config to a model: `build(config)` reads `config.model`, `config.encoding`, `attention`, `dtype` and sizes."""
 
+import dataclasses
+
 from jojax import encodings
 from jojax.encodings.base import Dims
 from jojax.errors import UserError
@@ -63,10 +65,11 @@ def matching_width(m, dims: Dims) -> int:
     return round(extra / dims.depth / (matrices * dims.width + (matrices - 1) * m.bias))
 
 
-def build(config) -> LM | ViT:
+def build(config, trained=()) -> LM | ViT:
+    """trained: the grid of the training, where images are now of another size."""
     if config.dtype not in DTYPES:
         raise UserError(f"dtype = {config.dtype!r}: choose from {', '.join(DTYPES)}")
-    m, dims = config.model, dims_of(config)
+    m, dims = config.model, dataclasses.replace(dims_of(config), trained=trained)
     ratio = m.mlp_ratio + matching_width(m, dims) / dims.width
     spec = Spec(
         dims=dims,
