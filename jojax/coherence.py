@@ -49,14 +49,17 @@ def forward(job, params, batch, look):
 
 
 def held_out_batch(job, length, most):
-    """So many rows of the valid split, spread over all of it: images, or windows of `length` tokens."""
+    """So many rows of the valid split, spread over all of it: images, or windows of `length` tokens, shorter where no
+    document is that long."""
     transform = lambda row: row  # noqa: E731
     if job.unit != "tokens":
         rows, transform = job.valid
     elif isinstance(job, task.Probe):
         rows = job.rows("valid", length)
     else:
-        rows = windows.common_windows(job.corpus("valid"), [length])[length]
+        corpus = job.corpus("valid")
+        length = min(length, int(corpus.predictions().max()))
+        rows = windows.common_windows(corpus, [length])[length]
     chosen = [transform(rows[int(i)]) for i in np.linspace(0, len(rows) - 1, min(most, len(rows)))]
     return {key: np.stack([row[key] for row in chosen]) for key in chosen[0]}
 

@@ -35,6 +35,7 @@ def measure(job, params):
     if job.model.encoding(parent=None).BOUNDED_LENGTH:
         length = min(length, trained)
     batch = coherence.held_out_batch(job, length, rows)
+    length = batch["tokens"].shape[1] if trained else 0
     seen = coherence.watch(job, params, batch)
     blocks = [block(job, params, number, pair, trained) for number, pair in enumerate(seen)]
     return {"protocol": {"rows": len(batch["weight"]), "length": length, "training_length": trained}, "blocks": blocks}

@@ -4,9 +4,10 @@
 Every example of a split counts once, padded and masked, in the same number of steps on every host; sums over
 counts. What is found is added to DIR/result.json with its protocol; with `--encoding`, which changes options of the
 trained encoding, or `--ema`, which takes the average of the parameters (`optim.ema`) instead of those of the last step,
-beside what was found without, under keys that say so.
+beside what was found without, under keys that say so; and so are the scores of a run that has not finished.
 """
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -153,10 +154,9 @@ def restore(workdir, changes=None, ema=False):
 
 def _mesh(sizes):
     """The run's mesh, or where there are other devices now, parameters split over all of them."""
-    try:
+    with contextlib.suppress(UserError):
         return shard.make_mesh(sizes)
-    except UserError:
-        return shard.make_mesh({"fsdp": -1})
+    return shard.make_mesh({"fsdp": -1})
 
 
 def tuples(value):
@@ -192,30 +192,33 @@ def evaluate_run(workdir, *, lengths=(), stride=0, resolutions=(), offsets=(), c
         raise UserError("--resolutions and --offsets are for vision models; this run trained a language model")
     if stride and not lengths:
         raise UserError("--stride slides windows of given lengths: give --lengths too")
-    if result["state"] != "finished":
-        say(f"{workdir} is {result['state']}: its newest checkpoint is evaluated")
+    note, kind, changed = {}, suffix(changes) + "-ema" * ema + "-folded" * fold, changes
+    if result["state"] != "finished":  # these are not the scores of the run
+        note["step"] = int(checkpoint.find(workdir).name)
+        kind += f"-step{note['step']}"
+        say(f"{workdir} is {result['state']}: its checkpoint of step {note['step']} is evaluated")
     job.check_data(result.get("data"), f"{workdir} was trained and evaluated with: put it back")
-    kind, changed = suffix(changes) + "-ema" * ema + "-folded" * fold, changes
     if fold:
         job, params = folded(job, params, mesh)
         config, changed = job.config, job.config.encoding.to_dict()
-    note = scored_parameters(config, ema) | ({"encoding": changed} if changed else {})
+    note |= scored_parameters(config, ema) | ({"encoding": changed} if changed else {})
     if lengths:  # what does not fit is told before the long passes
         shard.check_lengths("--lengths", lengths, mesh)
         extrapolate.window_sets(job, lengths, stride)
     for resolution in resolutions:
         at_resolution(config, resolution)
+    check_offsets(job, offsets)
     values, scored = evaluate_split(job, params, mesh)
     which = f", parameters: {note['parameters']}" if config.optim.ema else ""
     say("valid:", "  ".join(f"{k} {v:.4f}" for k, v in values.items()), f" ({scored:,} {job.unit} scored{which})")
-    said = {"protocol": note} if note else {}
-    found: dict[str, Any] = {f"evaluation{kind}": {**values, "scored": scored, **said}}
+    found: dict[str, Any] = {f"evaluation{kind}": values | {"scored": scored} | ({"protocol": note} if note else {})}
     if lengths and isinstance(job, task.Probe):
         add(found, result, f"probe{kind}", evaluate_probe(job, params, mesh, lengths), lengths, note)
     elif lengths:
         scores = extrapolate.evaluate_lengths(job, params, mesh, lengths, stride=stride)
         say(extrapolate.table(scores))
-        name = add(found, result, ("sliding" if stride else "extrapolation") + kind, scores, lengths, note)
+        key, asked = ("sliding", (*lengths, f"stride{stride}")) if stride else ("extrapolation", lengths)
+        name = add(found, result, key + kind, scores, asked, note)
         if jax.process_index() == 0:
             title = task.label(config) + suffix(changes) + "-ema" * ema
             say("plot:", extrapolate.plot({title: scores}, Path(workdir) / f"{name}.png"))
@@ -237,9 +240,8 @@ def suffix(changes):
 
 
 def add(found, result, key, scores, asked, note=None):
-    """Put scores into `found`, with `note` in their protocol. What stands in `result` by another protocol stays, what
-    tables are made of does not change; the new scores come beside it, under a key that names what was asked for.
-    -> the key"""
+    """Put scores into `found`, with `note` in their protocol. -> the key: what stands in `result` by another protocol,
+    which tables are made of, stays; the new scores come beside it, under a key that names what was asked for."""
     scores["protocol"] |= note or {}
     if key in result and result[key]["protocol"] != scores["protocol"]:
         key = "-".join([key, *("x".join(map(str, a)) if isinstance(a, tuple) else str(a) for a in asked)])

@@ -163,12 +163,16 @@ def show(settings=None, *, workdir=None, length=0, block=-1, out=None):
         raise UserError(f"--length={length}: this encoding is a table of {dims.length} positions; give fewer")
     if not -dims.depth <= block < dims.depth:
         raise UserError(f"--block={block}: the model has {dims.depth}, counted from 0, or backwards from -1")
-    length = length or (dims.length if bounded else LENGTH)
+    wanted = length or (dims.length if bounded else LENGTH)
     name, state = task.label(settings), "before training"
     if workdir is None:
-        params, batch = jax.jit(job.init)(jax.random.key(settings.seed)), random_batch(job, length)
+        params, batch = jax.jit(job.init)(jax.random.key(settings.seed)), random_batch(job, wanted)
     else:
-        state, batch = str(workdir), coherence.held_out_batch(job, length, ROWS)
+        state, batch = str(workdir), coherence.held_out_batch(job, wanted, ROWS)
+        if length and batch["tokens"].shape[1] < length:
+            raise UserError(
+                f"--length={length}: the longest held-out document has {batch['tokens'].shape[1]} predictions"
+            )
     params = jax.device_get(params)
     pair = coherence.watch(job, params, batch)[block]
     title = f"{name}, {state}: block {range(dims.depth)[block] + 1} of {dims.depth}, {dims.heads} heads"

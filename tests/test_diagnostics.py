@@ -140,3 +140,15 @@ def test_the_rows_are_held_out_and_spread(rng):
         job = loop.Run(runs.config_of(runs.LM, runs.lm()), runs.LM, "").job
     batch = coherence.held_out_batch(job, 64, 3)
     assert batch["tokens"].shape == (3, 64) and len(set(batch["document"])) > 1
+
+
+def test_documents_shorter_than_a_row_are_looked_at_whole():
+    """Rows of training are packed: no document need be as long."""
+    with jax.enable_x64(False):
+        run = loop.Run(
+            runs.config_of(runs.LM, runs.lm(data__length=4096, eval__lengths=(), eval__diagnostics=2)), "", ""
+        )
+        longest = run.job.corpus("valid").predictions().max()
+        found = diagnostics.measure(run.job, jax.device_get(jax.jit(run.job.init)(jax.random.key(0))))
+    assert longest < 2048 and found["protocol"] == {"rows": 1, "length": longest, "training_length": 4096}
+    assert "beyond" not in found["blocks"][0]

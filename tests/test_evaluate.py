@@ -11,7 +11,7 @@ import pytest
 
 import runs
 import zoo
-from jojax import cli, evaluate, extrapolate, task
+from jojax import cli, evaluate, extrapolate, task, writer
 from jojax.errors import UserError
 from runs import LM, lm, trained
 
@@ -229,6 +229,26 @@ def test_scores_by_another_protocol_come_beside_those_of_the_run():
     assert keys == ["extrapolation", "extrapolation-64-128", "extrapolation"]  # the same again takes its place
     assert record == {"loss": 1.0, "extrapolation": made[2], "extrapolation-64-128": made[1]}
     assert evaluate.add({}, {"resolutions": made[0]}, "resolutions", made[1], [32, (32, 48)]) == "resolutions-32-32x48"
+
+
+def test_scores_in_the_middle_of_a_run_say_so(tmp_path):
+    """They are not those of the finished run, which find their keys free."""
+    shutil.copytree(trained(), tmp_path / "run")
+    before = runs.result(tmp_path / "run") | {"state": "running"}
+    writer.write_result(tmp_path / "run", before)
+    after = evaluate.evaluate_run(tmp_path / "run", lengths=(32,))
+    assert after["extrapolation-step30"]["protocol"]["step"] == after["evaluation-step30"]["protocol"]["step"] == 30
+    assert {k: v for k, v in after.items() if not k.endswith("-step30")} == before
+
+
+def test_strides_have_keys_of_their_own(tmp_path):
+    shutil.copytree(trained(), tmp_path / "run")
+    for stride in (16, 32, 8):
+        after = evaluate.evaluate_run(tmp_path / "run", lengths=(64,), stride=stride)
+    found = {
+        key: scores["protocol"]["windows"]["64"]["stride"] for key, scores in after.items() if key.startswith("sliding")
+    }
+    assert found == {"sliding": 16, "sliding-64-stride32": 32, "sliding-64-stride8": 8}
 
 
 def test_a_table_of_positions_has_no_answer_beyond_it():
