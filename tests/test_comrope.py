@@ -338,6 +338,20 @@ def test_every_layer_has_its_own_liere_generators():
     assert shapes["encoding"]["u"].shape == u.shape[1:] and "encoding" not in shapes["blocks"]
 
 
+def test_starts_of_liere():
+    """The published one turns by many radians over an image, the re-implementation's by about a tenth; zero by none."""
+    started = {}
+    for start in ("uniform", "normal", "zero"):
+        model = zoo.vit_of({"name": "liere", "angle_init": start, "triangle": start == "uniform"}, dims=(("depth", 1),))
+        u = jax.jit(model.init)(jax.random.key(0), np.zeros((1, 4, 9, 3)))["params"]["blocks"]["encoding"]["u"]
+        u = np.triu(u, 1) if start == "uniform" else np.asarray(u)
+        started[start] = np.abs(np.linalg.eigvals(u - u.swapaxes(-1, -2))).max(-1)
+    assert 13 < started["uniform"].mean() < 20
+    assert 0.07 < started["normal"].mean() < 0.12 and not started["zero"].any()
+    with pytest.raises(UserError, match="init_scale = 1.0 does nothing here: it is for angle_init = 'uniform'"):
+        encodings.build({"name": "liere", "angle_init": "zero", "init_scale": 1.0}, zoo.vit_dims())
+
+
 @pytest.mark.parametrize(
     ("options", "dims", "words"),
     [

@@ -49,7 +49,7 @@ def generator(o, p, a, g, axes=2, size=D):
     out, b = np.zeros((size, size)), o["block"]
     for j in range(size // b):
         if o["name"] == "liere":
-            own = np.triu(p["u"][a, g, j], 1)
+            own = np.triu(p["u"][a, g, j], 1) if o.get("triangle", True) else p["u"][a, g, j]
         elif o["partition"] == "ap":
             own = p["p"][g, j] * (j % axes == a)
         else:
@@ -91,6 +91,7 @@ CASES = {
     "liere_dense": (LIERE | {"block": 16}, "cls", OFF, (4, 3), dict(coord="train_prop")),
     "liere_8": (LIERE | {"share_layers": True, "transport": "qkv"}, "mean", OFF, None, dict(transport="qk")),
     "liere_4": (LIERE | {"block": 4, "coord": "unit_center", "cls_pos": "center"}, "cls", OFF, (4, 3), NONE),
+    "liere_free": (LIERE | {"triangle": False} | NONE, "cls", OFF, (4, 3), dict(triangle=True)),
     "liere_2": (LIERE | {"block": 2, "coord": "index"}, "mean", OFF, (4, 3), dict(coord="train_prop")),
     "unit10k": (UNIT10K, "cls", OFF, (4, 3), dict(pairing="half"), dict(base=100.0)),
 }

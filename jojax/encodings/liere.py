@@ -3,9 +3,15 @@
 For blocks larger than 2 and more than one axis the generators do not commute: scores then depend on where a pair
 stands, not on its displacement alone, and no plain RoPE equals it. Blocks of 2 are RoPE-Mixed.
 
-A_a = triu(U, 1) − triu(U, 1)ᵀ, U ~ Uniform[0, init_scale) with 2π as published. `share_layers` uses one set for all
-blocks of the model, which is what the released code does (it means to have one a layer, and gives all the first).
+A_a = triu(U, 1) − triu(U, 1)ᵀ as published; `triangle` False, U − Uᵀ, as ComRoPE's authors re-implemented it for their
+comparisons. `share_layers` uses one set for all blocks of the model, which is what the released code does (it means to
+have one a layer, and gives all the first).
+
+Starts: 'uniform', U ~ Uniform[0, init_scale) with 2π as published; 'normal', N(0, init_std²), the re-implementation's
+(its deviation is unpublished); 'zero', no rotation, as for fine-tuning.
 """
+
+from typing import ClassVar
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -19,13 +25,22 @@ from jojax.errors import UserError
 
 class LieRE(Spatial):
     block: int = 8
+    triangle: bool = True
+    angle_init: str = "uniform"
     init_scale: float = 6.283185307179586
+    init_std: float = 0.02
     share_layers: bool = False
     coord: str = "train_prop_linspace"
+
+    CHOICES: ClassVar[dict[str, tuple]] = Spatial.CHOICES | {"angle_init": ("uniform", "normal", "zero")}
 
     @property
     def RELATIVE(self):
         return self.block == 2 or self.dims.axes == 1
+
+    @property
+    def STARTS_AS(self):
+        return {"name": "none"} if self.angle_init == "zero" else None
 
     def check(self):
         super().check()
@@ -35,9 +50,18 @@ class LieRE(Spatial):
                 f"{self.dims.head_dim}"
             )
 
+    def idle(self):
+        idle = super().idle()
+        for option, start in (("init_scale", "uniform"), ("init_std", "normal")):
+            if self.angle_init != start:
+                idle[option] = f"angle_init = {start!r}"
+        return idle
+
     def generators(self):
         shape = (self.dims.axes, self.dims.kv_heads, self.dims.head_dim // self.block, self.block, self.block)
-        return skew(jnp.triu(self.param("u", nn.initializers.uniform(self.init_scale), shape), 1))
+        starts = nn.initializers.uniform(self.init_scale), nn.initializers.normal(self.init_std), nn.initializers.zeros
+        u = self.param("u", dict(zip(self.CHOICES["angle_init"], starts, strict=True))[self.angle_init], shape)
+        return skew(jnp.triu(u, 1) if self.triangle else u)
 
     @nn.compact
     def begin(self, x, ctx):
