@@ -140,7 +140,7 @@ def vit(**data) -> ConfigDict:
             path="",  # tfds: data_dir; folder: the root of train/ and the valid split
             name="",  # tfds: the data set
             train_split="train",
-            valid_split="test",
+            valid_split="valid",  # valid: the first that there is of valid, validation, val, test
             classes=10,
             image_size=32,
             frames=0,  # > 0: clips of so many frames (source folder: split/class/video/frame.jpg)

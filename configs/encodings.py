@@ -6,7 +6,8 @@ Aliases (the same mapping, tested): jo_fixed = rope_qkv, jo_fixed_qk = rope, rop
 (`model.match_jo_projected`).
 JoFormer's vision families: axial fixed = rope_axial, axial learned (per layer) = rope_axial_learned(_per_layer),
 combined fixed = rope_mixed_fixed, combined learned (per layer) = rope_mixed_learned(_per_layer). `rope_mixed` is the
-RoPE-Mixed of its own paper.
+RoPE-Mixed of its own paper. `liere_comrope` is LieRE as ComRoPE's authors re-implemented it, `liere` that of its own
+paper and code.
 """
 
 _ROPE = {"name": "rope", "transport": "qk"}
@@ -59,6 +60,14 @@ PRESETS = {
     "comrope_ap": {"name": "comrope", "transport": "qk", "partition": "ap"},
     "comrope_ld": {"name": "comrope", "transport": "qk", "partition": "ld"},
     "liere": {"name": "liere", "transport": "qk"},
+    "liere_comrope": {
+        "name": "liere",
+        "transport": "qk",
+        "coord": "unit_center",
+        "cls_pos": "center",
+        "triangle": False,
+        "angle_init": "normal",
+    },
     "xpos": {"name": "xpos", "transport": "qk"},
     "jo_fixed": {**_ROPE, "transport": "qkv"},
     "jo_learned": {**_ROPE, "transport": "qkv", "learned": True, "angle_share_heads": True},

@@ -26,7 +26,7 @@ def get_config(arg=None, encoding="rope_axial", **defaults):
     if arg.recipe not in ("jo", "deit3"):
         raise ValueError(f"recipe={arg.recipe}: choose jo or deit3")
     c = common.vit(source="folder", path="data/imagenet", classes=1000, image_size=224, crop="inception")
-    c.data.update(valid_split="val", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    c.data.update(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     c.data.name = "imagenet2012"
     c.data.augment.update(mixup=0.8, cutmix=1.0)
     c.model.update(width=384, depth=12, heads=6, patch=16, eps=1e-6)
@@ -55,7 +55,7 @@ def deit3(c):
     c.model.layer_scale = 1e-4
     c.data.update(loss="sigmoid", mixed_targets="both", crop_ratio=1.0)
     c.data.augment.update(three=True, jitter=0.3, repeat=3)
-    c.optim.update(name="lamb", lr=4e-3, weight_decay=0.03, clip=1.0, eps=1e-6, end_lr_fraction=1e-6 / 4e-3)
+    c.optim.update(name="lamb", lr=4e-3, weight_decay=0.03, clip=1.0, end_lr_fraction=1e-5 / 4e-3)
 
 
 def sweep():

@@ -13,8 +13,9 @@ Arguments: size=owt16|one_layer|c128|novels, plan=single|published|frozen, encod
     published: half of the steps at 5e-4, a quarter at 2e-4, a quarter at 5e-5, fresh moments each, the same for every
     encoding; jo_projected is trained as jo_fixed first and takes over at 5e-5. frozen: angles held for 1,000 steps,
     then trained at a tenth of the rate (owt16: 35.13 at 100K, ratio 0.98)
-Deviations: by plan=single the notes report divergence of jo_projected at 16 layers. Content angles train at a tenth of
-    the rate there. The corpora are not those of the paper, whose tokenizer and windows are unpublished:
+Deviations: by plan=single the notes report divergence of jo_projected at 16 layers. With plan=single content angles
+    train at a tenth of the rate, at every size; the notes' one layer has no rate of its own for them, and no stated
+    width. The corpora are not those of the paper, whose tokenizer and windows are unpublished:
     it cuts random windows from one stream of tokens, here training rows are packed documents that do not see each
     other, and evaluation windows lie inside documents.
 """

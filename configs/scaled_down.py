@@ -1,7 +1,9 @@
 """The questions of the papers' tables at the size of a desk: one table of small runs each, on real data.
 
 Command: python3 scripts/sweep.py --config configs/scaled_down.py
-    data/ holds eltec_eng_{train,valid}.jsonl.xz and cifar10_jpeg/{train,test}/<class>/ (scripts/prepare_data.py)
+    data/ holds eltec_eng_{train,valid}.jsonl.xz (scripts/prepare_data.py eltec_eng) and cifar10_jpeg/{train,test}/
+    <class>/*.jpg, all of CIFAR-10 as JPEG files, which no script here makes; the lossless images, of prepare_data.py
+    cifar10, are another data set: --config.data.source=tfds --config.data.name=cifar10 --config.data.path=data/tfds
 Table: none of the papers'. `table=` novels: length extrapolation (JoFormer, table 4); rates: which rate each encoding
     wants there; staged: the same from jo_fixed to jo_projected; values: value rotation in vision (JoFormer, table 1);
     resolutions: ComRoPE's table 1; wikipedia: JoFormer's table 3; grape: GRAPE's tables 1 and 2; plane: the models
@@ -19,7 +21,7 @@ RATES = (3e-3, 6e-3, 1.2e-2)
 # of RATES, by the loss on the valid split after a third of the steps, seed 0: results/scaled_down-table=rates.md
 CHOSEN = {}
 SWEEPS = {  # table: encodings, seeds
-    "resolutions": (("ape_grid", "rope_unit10k", "liere", "comrope_ap", "comrope_ld"), 1),
+    "resolutions": (("ape_grid", "rope_unit10k", "liere_comrope", "comrope_ap", "comrope_ld"), 1),
     "wikipedia": (("sinusoidal", "rope", "jo_fixed", "jo_learned", "jo_projected_wiki"), 1),
     "plane": (("none", "rope", "jo_fixed", "jo_projected", "fox", "recurrence"), 1),
     "staged": (("jo_fixed", "jo_projected"), 1),
@@ -79,7 +81,7 @@ def grape(arg):
 
 
 def wikipedia(arg):
-    """On 96 whole articles, which every model here learns by heart if it is trained for long."""
+    """On 95 whole articles, which every model here learns by heart if it is trained for long."""
     c = common.lm(length=64, vocab=2048)
     c.model.update(width=128, depth=2, heads=2, dropout=0.2)
     c.steps, c.batch_size = 1000, 32

@@ -68,4 +68,7 @@ def data_report(run):
     if not missing:
         run.check_evaluations()
     for start in filter(None, (run.config.resume, run.config.init_from)):
-        checkpoint.find(start)
+        try:
+            yield f"starts from {checkpoint.find(start)}"
+        except UserError as error:
+            yield f"start missing: {error}"

@@ -1,7 +1,7 @@
 """The parameters of a vision run for images of another size, as a checkpoint to start from.
 
-    python scripts/resize_checkpoint.py --workdir runs/ape --resolution 384 --out checkpoints/ape384
-    python -m jojax.train --config configs/comrope_finetune.py:size=384,init=checkpoints/ape384
+    python scripts/resize_checkpoint.py --workdir runs/ape --resolution 384 --out runs/ape-384
+    python -m jojax.train --config configs/comrope_finetune.py:size=384,init=runs/ape-384
 
 Tables of positions are resized by their encoding, as `jojax.evaluate --resolutions` does; all else is copied.
 """

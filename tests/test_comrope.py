@@ -348,7 +348,7 @@ def test_starts_of_liere():
         started[start] = np.abs(np.linalg.eigvals(u - u.swapaxes(-1, -2))).max(-1)
     assert 13 < started["uniform"].mean() < 20
     assert 0.07 < started["normal"].mean() < 0.12 and not started["zero"].any()
-    with pytest.raises(UserError, match="init_scale = 1.0 does nothing here: it is for angle_init = 'uniform'"):
+    with pytest.raises(UserError, match=r"init_scale = 1\.0 does nothing here: it is for angle_init = 'uniform'"):
         encodings.build({"name": "liere", "angle_init": "zero", "init_scale": 1.0}, zoo.vit_dims())
 
 
