@@ -212,6 +212,17 @@ def test_a_config_is_measured(monkeypatch):
     assert "| alibi | m.py | v5e:2x4 | 2.000 | 1.000 | 1.000 | 1.000 |" in preflight_all.ratios({"none": out, **more})
 
 
+def test_a_device_is_known_by_what_jax_calls_it():
+    """Every kind that jax knows, and the GPUs."""
+    known = {"v4": "TPU v4", "v5e": "TPU v5e", "v5p": "TPU v5p", "v6e": "TPU v6e"}
+    for name, kind in {**known, "h100": "NVIDIA H100 80GB HBM3", "h200": "NVIDIA H200"}.items():
+        assert chips.peak(kind) == chips.CHIPS[name].flops
+    for short, long in (("TPU v5 lite", "TPU v5e"), ("TPU v5", "TPU v5p"), ("TPU v6 lite", "TPU v6e")):
+        assert chips.peak(short) == chips.peak(long)
+    assert chips.peak("TPU7x") == chips.CHIPS["tpu7x"].flops / 2
+    assert [chips.peak(kind) for kind in ("cpu", "TPU v4 lite", "TPU v3", "NVIDIA GH200 480GB")] == [None] * 4
+
+
 @pytest.mark.parametrize(
     ("topology", "words"),
     [
