@@ -186,7 +186,7 @@ def path(repeats):
 
 
 def main():
-    parts = {"layers": layers, "steps": steps, "rotation": rotation, "path": path}
+    parts: dict[str, Callable] = {"layers": layers, "steps": steps, "rotation": rotation, "path": path}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*parts, []], default=list(parts))
     parser.add_argument("--only", help="presets of `layers`")
