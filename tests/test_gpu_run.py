@@ -14,6 +14,7 @@ from configs.encodings import preset
 from jojax import encodings, laws
 from jojax.errors import UserError
 from scripts.bench import carry, gpu, train_step
+from scripts.bench import encodings as bench_encodings
 
 SCRIPT = runs.ROOT / "scripts" / "bench" / "gpu.sh"
 
@@ -121,6 +122,22 @@ def test_rows_are_added_beside_those_of_other_models(tmp_path):
     for change in ({}, {"model": "b"}, {"seconds": 2.0}):
         train_step.save(tmp_path / "steps.json", {"device": "none"}, [row | change])
     assert json.loads((tmp_path / "steps.json").read_text())["rows"] == [row | {"model": "b"}, row | {"seconds": 2.0}]
+
+
+def test_benchmarks_without_names_run_their_defaults(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(sys, "argv", ["a benchmark"])
+    monkeypatch.setattr(train_step, "product", lambda *_: 1.0)
+    monkeypatch.setattr(train_step, "cases", lambda given: asked.append(given.models) or [])
+    assert train_step.main() == 0 and asked.pop() == ["vit_tiny", "vit_s", "lm_c128", "lm_c512"]
+    for part in ("layers", "steps", "rotation", "path"):
+        monkeypatch.setattr(bench_encodings, part, lambda *_, part=part, **names: asked.append(part))
+    bench_encodings.main()
+    assert asked == ["layers", "steps", "rotation", "path"]
+    monkeypatch.setattr(sys, "argv", ["a benchmark", "steps", "--only", "fox"])
+    with pytest.raises(SystemExit):
+        bench_encodings.main()
+    assert "--only names presets of `layers`, which is not asked for" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -188,14 +188,15 @@ def path(repeats):
 def main():
     parts: dict[str, Callable] = {"layers": layers, "steps": steps, "rotation": rotation, "path": path}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[*parts, []], default=list(parts))
+    parser.add_argument("parts", nargs="*", choices=[*parts, []])  # [] as without any
     parser.add_argument("--only", help="presets of `layers`")
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
-    if given.only and "layers" not in given.parts:
+    asked = given.parts or list(parts)
+    if given.only and "layers" not in asked:
         parser.error("--only names presets of `layers`, which is not asked for")
     parts["layers"] = functools.partial(layers, names=given.only.split(",") if given.only else sorted(PRESETS))
-    for part in given.parts:
+    for part in asked:
         parts[part](given.repeats)
 
 

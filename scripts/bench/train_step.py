@@ -164,7 +164,7 @@ def save(path, head, rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", choices=[*MODELS, []], default=["vit_tiny", "vit_s", "lm_c128", "lm_c512"])
+    parser.add_argument("models", nargs="*", choices=[*MODELS, []])  # [] as without any
     parser.add_argument("--encodings", default="")
     parser.add_argument("--forms", default=",".join(FORMS))
     parser.add_argument("--set", action="append", default=[])
@@ -173,6 +173,7 @@ def main():
     for name, default in dict(steps=5, scale=1, product=2048, together=1).items():
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
+    given.models = given.models or ["vit_tiny", "vit_s", "lm_c128", "lm_c512"]
     best = {dtype: product(dtype, given.product) for dtype in ("float32", "bfloat16")}
     head = {"device": result.devices(), "versions": result.versions(), "product": best | {"size": given.product}}
     print(f"{head['device']['kind']}, products of {given.product} × {given.product}: ", end="")
