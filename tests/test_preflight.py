@@ -6,6 +6,8 @@ import importlib.util
 import json
 import os
 import re
+import subprocess
+from pathlib import Path
 
 import jax
 import pytest
@@ -221,6 +223,33 @@ def test_a_device_is_known_by_what_jax_calls_it():
         assert chips.peak(short) == chips.peak(long)
     assert chips.peak("TPU7x") == chips.CHIPS["tpu7x"].flops / 2
     assert [chips.peak(kind) for kind in ("cpu", "TPU v4 lite", "TPU v3", "NVIDIA GH200 480GB")] == [None] * 4
+
+
+def test_a_changed_config_is_compiled_again(tmp_path, monkeypatch, capsys):
+    """One that was compiled before its digest was kept counts as it is."""
+    spec, key = "configs/quickstart.py", "configs/quickstart.py --config.mesh.fsdp=2 on v5e:2x2"
+
+    def state(record):
+        (tmp_path / "p.json").write_text(json.dumps({key: record}))
+        preflight_all.main()
+        return capsys.readouterr().out.strip().rpartition(": ")[2]
+
+    def compiles(command, **_):
+        Path(command[-1].removeprefix("--json=")).write_text('{"quick": true}')
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(preflight_all, "points", lambda: [(spec, ["--config.mesh.fsdp=2"], "v5e:2x2")])
+    monkeypatch.setattr(preflight_all, "RECORDS", tmp_path / "p.json")
+    monkeypatch.setattr(preflight_all, "write", lambda records: written.update(records))
+    monkeypatch.setattr(preflight_all.subprocess, "run", compiles)
+    monkeypatch.setattr(chips, "missing", lambda topology: "")
+    monkeypatch.setattr(preflight_all.sys, "argv", ["preflight_all"])
+    written = {}
+    assert state({"quick": True}) == "done" and not written
+    assert state({"quick": True, "digest": "of another config"}) == "to do"
+    assert state(written[key]) == "done"
+    assert preflight_all.digest(spec, ["--config.model.width=64"]) != preflight_all.digest(spec, [])
+    assert preflight_all.digest(spec, ["--config.optim.ema=0"]) == preflight_all.digest(spec, [])  # as if it had no key
 
 
 @pytest.mark.parametrize(
