@@ -1,6 +1,7 @@
 """The prepared run on a GPU, as far as a CPU can tell: what is carried, what is installed, and all stages in small."""
 
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from ml_collections import ConfigDict
 
 import runs
 from configs.encodings import preset
@@ -85,6 +87,25 @@ def test_too_much_to_carry_is_told(tmp_path, monkeypatch):
     given.limit = 1000.0
     carry.gather(given)
     assert json.loads((folder / "carried.json").read_text())["wheels"] == ["large.whl"]
+
+
+def test_a_tokenizer_is_of_the_novels_that_are_carried(tmp_path, monkeypatch):
+    source, folder = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    small = ConfigDict({"data": {"vocab": 260}})
+    monkeypatch.setattr("jojax.config.load", lambda spec: small)
+
+    def carried(word):
+        for split in ("train", "valid"):
+            with lzma.open(source / f"eltec_eng_{split}.jsonl.xz", "wt") as file:
+                file.write(json.dumps({"text": f"{word} " * 50}) + "\n")
+        carry.text(folder, source)
+        return (folder / "tokenizer.json").read_text()
+
+    first = carried("whale")
+    (folder / "tokenizer.json").write_text("kept")
+    assert carried("whale") == "kept"
+    assert carried("heath") not in ("kept", first)
 
 
 # ------------------------------------------------------------------------------------------ stages
