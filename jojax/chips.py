@@ -45,6 +45,9 @@ CHIPS = {
     "h200": Chip("gpu", 151397597184, 989e12, 4800e9, 450e9),
     "b200": Chip("gpu", 191514411008, 2250e12, 7672e9, 900e9),
 }
+# of TPUs, what jax calls a device (jax/_src/pallas/mosaic/tpu_info.py); one of TPU7x is half a chip
+KINDS = {"TPU v4": "v4", "TPU v5 lite": "v5e", "TPU v5e": "v5e", "TPU v5": "v5p", "TPU v5p": "v5p"}
+KINDS |= {"TPU v6 lite": "v6e", "TPU v6e": "v6e", "TPU7x": "tpu7x"}
 # what the GPU compiler asks of a chip beside its memory: cores, L2 cache, clock, compute capability
 GPUS = {"h100": (132, 52428800, 1.98, 9), "h200": (132, 52428800, 1.98, 9), "b200": (148, 132644864, 1.965, 10)}
 DESCRIPTION = """gpu_device_info {{
@@ -68,6 +71,14 @@ def parse(topology: str) -> tuple[str, tuple[int, ...]]:
     if CHIPS[name].platform == "gpu" and not (len(sizes) == 1 and 1 <= sizes[0] <= 8):
         raise UserError(f"--topology={topology}: give the number of GPUs in one node, {name}:1 to {name}:8")
     return name, sizes
+
+
+def peak(kind: str) -> float | None:
+    """FLOP/s of a device that is here, by its device_kind; None where it is none of CHIPS."""
+    if kind in KINDS:
+        return CHIPS[KINDS[kind]].flops / (2 if kind == "TPU7x" else 1)
+    gpus = [CHIPS[name].flops for name in GPUS if name in kind.lower().split()]  # 'NVIDIA H100 80GB HBM3'
+    return gpus[0] if gpus else None
 
 
 def missing(topology: str) -> str:

@@ -104,6 +104,13 @@ def of_run(workdir):
     return name, {key: float(np.mean([b[key] for b in blocks])) for key in blocks[0]} | {"run": Path(workdir).name}
 
 
+def named(found, workdirs):
+    """{label: row}; where several runs have one, the workdir beside it."""
+    labels = [label for label, _ in found]
+    pairs = zip(found, workdirs, strict=True)
+    return {label if labels.count(label) == 1 else f"{label}, {workdir}": row for (label, row), workdir in pairs}
+
+
 def draw(found, path):
     import matplotlib
 
@@ -131,7 +138,7 @@ def main():
     parser.add_argument("workdirs", nargs="+", help="finished runs of language models")
     parser.add_argument("--out", default="value_path.png", help="the PNG")
     args = parser.parse_args()
-    found = dict(of_run(workdir) for workdir in args.workdirs)
+    found = named([of_run(workdir) for workdir in args.workdirs], args.workdirs)
     print("| model | selection | composition | of it by content |\n| --- | --- | --- | --- |")
     for name, row in found.items():
         print(f"| {name} | {row['selection']:.3f} | {row['composition']:.3f} | {row['by_content']:.3f} |")

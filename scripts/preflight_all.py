@@ -3,11 +3,13 @@
     python scripts/preflight_all.py [--only TEXT] [--thorough] [--print]
 
 One point after the other as `python -m jojax.preflight --quick`, the records written after each: a second call goes on
-where the first was stopped. `--thorough` leaves the compiler all its searching (minutes a point), also for points that
-are done without. Points whose compiler is not installed are left for another time (the extras tpu and cuda).
+where the first was stopped, and compiles again what a config file has changed. `--thorough` leaves the compiler all its
+searching (minutes a point), also for points that are done without. Points whose compiler is not installed are left for
+another time (the extras tpu and cuda).
 """
 
 import argparse
+import hashlib
 import json
 import math
 import subprocess
@@ -18,7 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from jojax import chips, config, preflight  # noqa: E402 — the repository's own package, installed or not
+from flax import traverse_util  # noqa: E402
+
+from jojax import chips, cli, config, preflight, writer  # noqa: E402 — the repository's own package, installed or not
 from jojax.errors import UserError  # noqa: E402
 from scripts.prepare.work import write_whole  # noqa: E402
 from scripts.tables import page  # noqa: E402
@@ -55,6 +59,15 @@ def both(spec):
     if fitting:
         yield spec, [], f"v5e:{fitting[0]}"
     yield spec, [], f"h200:{max(n for n in (1, 2, 4, 8) if rows % n == 0)}"
+
+
+def digest(spec, given):
+    """Of the config that is compiled, but for what is off: a key more does not change those that leave it so."""
+    made = config.load(str(ROOT / spec))
+    config.apply_overrides(made, cli.options(option.removeprefix("--config.") for option in given))
+    flat = traverse_util.flatten_dict(writer.plain(made), sep=".")
+    told = json.dumps({key: value for key, value in flat.items() if value}, sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 def table(records):
@@ -134,7 +147,8 @@ def main():
     for key, (spec, given, topology) in todo.items():
         if args.only not in key:
             continue
-        done = key in records and not (args.thorough and records[key]["quick"])
+        record, now = records.get(key), digest(spec, given)
+        done = record and record.get("digest", now) == now and not (args.thorough and record["quick"])
         state = "done" if done else chips.missing(topology) or "to do"
         print(f"{key}: {state}", flush=True)
         if args.print or state != "to do":
@@ -153,7 +167,7 @@ def main():
                 [sys.executable, *command], cwd=ROOT, stdout=subprocess.DEVNULL, check=False
             ).returncode
             if code in (0, 1) and (text := Path(file.name).read_text()):
-                records[key] = json.loads(text)
+                records[key] = json.loads(text) | {"digest": now}
                 write({k: records[k] for k in todo if k in records})
             else:
                 failed.append(key)

@@ -1,11 +1,14 @@
 """Make training data once, from what was downloaded: images as TFDS ArrayRecord files, text as token shards, folders
 of frames by their lists.
 
-    python scripts/prepare_data.py cifar100 cifar-100-binary.tar.gz --out data
-    python scripts/prepare_data.py wikipedia enwiki-20231101-pages-articles-multistream.xml.bz2 --out data/wikipedia
+    python scripts/prepare_data.py cifar100 cifar-100-binary.tar.gz --out data/tfds
+    python scripts/prepare_data.py wikipedia enwiki-20231101-pages-articles-multistream.xml.bz2 \\
+        --out data/tokens/wikipedia --vocab 16000
+    python scripts/prepare_data.py eltec_eng ELTeC-eng/level1 --out data
 
-Nothing is downloaded: where a file is missing, the message says where it is to be had. A killed command goes on where
-it was, and one that is done says so. Members that can't be used are named and counted.
+There cifar100_vit_tiny, wikipedia_lm (whose vocabulary is 16,000) and length_extrapolation look for them. Nothing is
+downloaded: where a file is missing, the message says where it is to be had. A killed command goes on where it was, and
+one that is done says so. Members that can't be used are named and counted.
 """
 
 import argparse
@@ -74,10 +77,12 @@ def parse(argv=None):
         command.add_argument("source", type=pathlib.Path, help=told)
         out = "the folder of the files" if name == "eltec_eng" else "data.path"
         command.add_argument("--out", type=pathlib.Path, required=True, help=f"where the result goes: {out} of configs")
-        command.add_argument("--max-bad", type=float, default=0.001, help="share of bad members that fails (0.001)")
-        command.add_argument("--verify", action="store_true", help="read the finished files and check their SHA-256")
-        command.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-        command.add_argument("--shard-mb", type=float, default=256.0, help="size of a shard in MB (256)")
+        if name != "ucf101":
+            command.add_argument("--max-bad", type=float, default=0.001, help="share of bad members that fails (0.001)")
+        if name not in FILES:
+            command.add_argument("--verify", action="store_true", help="read the finished files, check their SHA-256")
+            command.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+            command.add_argument("--shard-mb", type=float, default=256.0, help="size of a shard in MB (256)")
         if name == "ucf101":
             command.add_argument("--list", type=int, default=1, choices=(1, 2, 3), help="which official lists (1)")
         if name in TEXTS:

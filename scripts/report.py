@@ -1,7 +1,8 @@
 """Tables and plots of runs, from their result.json files alone, and the papers' figures beside them.
 
     python scripts/report.py            # finished runs under runs/: printed, and written to runs/ with plots
-    python scripts/report.py --results  # committed records: results/runs/*.json and results/paper.csv -> results/
+    python scripts/report.py --results  # committed records: results/runs/*.json and results/paper.csv -> results/;
+                                        # its own tables and plots that no record is behind any more are removed
     python scripts/report.py --check    # exit code 1 where the committed files are not what the records say
 
 A table is written as Markdown (.md) and as figures (.csv); index.html has all tables and plots on one page. Runs of one
@@ -55,8 +56,31 @@ def draw(sections, plots):
             yield path
 
 
-def write(folder, paths, plots):
+def left_over(folder, sections):
+    """Tables made here of sections that are no more; by how they begin none that was written by hand."""
+    heads = tuple(table([head]) for head in (runs.HEAD, papers.CSV_HEAD))
+    made = {section.name for section in sections}
+    for path in sorted([*folder.glob("*.md"), *folder.glob("*.csv")]):
+        titles = (f"## {path.stem}\n", f"## Published figures: {path.stem.removeprefix('papers-')}\n")
+        if path.stem not in made and path.read_text().startswith(titles if path.suffix == ".md" else heads):
+            yield path
+
+
+def remove_left_over(folder, sections, plots):
+    old = list(left_over(folder, sections))
+    known = {name for section in sections for name in section.plots}
+    for stem in {path.stem for path in old} | {section.name for section in sections}:
+        for name in {stem, f"{stem}-attention"} - known:
+            (plots / f"{name}.png").unlink(missing_ok=True)
+    for path in old:
+        path.unlink()
+        print(f"removed: {path}")
+
+
+def write(folder, paths, plots, tidy=False):
     of_papers, of_runs = collect(folder, paths)
+    if tidy:
+        remove_left_over(folder, [*of_papers, *of_runs], plots)
     drawn = list(draw(of_runs, plots))
     for name, text in files(of_papers, of_runs, plots).items():
         (folder / name).write_text(text)
@@ -75,7 +99,10 @@ def check(folder, plots):
     there = [p.name for kind in ("*.md", "*.csv", "*.html") for p in sorted(folder.glob(kind))]
     drift += [name for name in there if name not in made and name not in NOT_FROM_RUNS]
     if drift:
-        sys.exit(f"results/ is not what its records say ({', '.join(drift)}): run with --results")
+        ours = {*made, *NOT_FROM_RUNS, *(p.name for p in left_over(folder, [*of_papers, *of_runs]))}
+        foreign = ", ".join(name for name in there if name not in ours)
+        remedy = "run with --results" + (f"; not made by it, to be moved elsewhere: {foreign}" if foreign else "")
+        sys.exit(f"results/ is not what its records say ({', '.join(drift)}): {remedy}")
     print(f"results/: {len(made)} files agree with their records")
 
 
@@ -92,7 +119,7 @@ def main():
     if args.check:
         return check(folder, folder / "plots")
     if args.results:
-        return write(folder, (folder / "runs").glob("*.json"), folder / "plots")
+        return write(folder, (folder / "runs").glob("*.json"), folder / "plots", tidy=True)
     folder = Path("runs")
     paths = list(folder.glob("*/result.json"))
     if not records.load(paths):

@@ -1,6 +1,7 @@
 """The prepared run on a GPU, as far as a CPU can tell: what is carried, what is installed, and all stages in small."""
 
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -8,12 +9,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from ml_collections import ConfigDict
 
 import runs
 from configs.encodings import preset
 from jojax import encodings, laws
 from jojax.errors import UserError
 from scripts.bench import carry, gpu, train_step
+from scripts.bench import encodings as bench_encodings
 
 SCRIPT = runs.ROOT / "scripts" / "bench" / "gpu.sh"
 
@@ -86,6 +89,25 @@ def test_too_much_to_carry_is_told(tmp_path, monkeypatch):
     assert json.loads((folder / "carried.json").read_text())["wheels"] == ["large.whl"]
 
 
+def test_a_tokenizer_is_of_the_novels_that_are_carried(tmp_path, monkeypatch):
+    source, folder = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    small = ConfigDict({"data": {"vocab": 260}})
+    monkeypatch.setattr("jojax.config.load", lambda spec: small)
+
+    def carried(word):
+        for split in ("train", "valid"):
+            with lzma.open(source / f"eltec_eng_{split}.jsonl.xz", "wt") as file:
+                file.write(json.dumps({"text": f"{word} " * 50}) + "\n")
+        carry.text(folder, source)
+        return (folder / "tokenizer.json").read_text()
+
+    first = carried("whale")
+    (folder / "tokenizer.json").write_text("kept")
+    assert carried("whale") == "kept"
+    assert carried("heath") not in ("kept", first)
+
+
 # ------------------------------------------------------------------------------------------ stages
 def test_the_models_have_the_encodings_that_are_timed():
     for kind, names in (("text", gpu.TEXT), ("vision", gpu.VISION)):
@@ -121,6 +143,22 @@ def test_rows_are_added_beside_those_of_other_models(tmp_path):
     for change in ({}, {"model": "b"}, {"seconds": 2.0}):
         train_step.save(tmp_path / "steps.json", {"device": "none"}, [row | change])
     assert json.loads((tmp_path / "steps.json").read_text())["rows"] == [row | {"model": "b"}, row | {"seconds": 2.0}]
+
+
+def test_benchmarks_without_names_run_their_defaults(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(sys, "argv", ["a benchmark"])
+    monkeypatch.setattr(train_step, "product", lambda *_: 1.0)
+    monkeypatch.setattr(train_step, "cases", lambda given: asked.append(given.models) or [])
+    assert train_step.main() == 0 and asked.pop() == ["vit_tiny", "vit_s", "lm_c128", "lm_c512"]
+    for part in ("layers", "steps", "rotation", "path"):
+        monkeypatch.setattr(bench_encodings, part, lambda *_, part=part, **names: asked.append(part))
+    bench_encodings.main()
+    assert asked == ["layers", "steps", "rotation", "path"]
+    monkeypatch.setattr(sys, "argv", ["a benchmark", "steps", "--only", "fox"])
+    with pytest.raises(SystemExit):
+        bench_encodings.main()
+    assert "--only names presets of `layers`, which is not asked for" in capsys.readouterr().err
 
 
 @pytest.mark.slow

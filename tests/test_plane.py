@@ -35,6 +35,15 @@ def test_the_ends_of_the_scales():
     assert faded["selection"] == 0 and faded["by_content"] == 0.5
 
 
+def test_runs_of_one_encoding_are_all_there():
+    rows = [("rope", {"run": "a"}), ("alibi", {"run": "b"}), ("rope", {"run": "c"})]
+    assert draw_plane.named(rows, ["runs/a", "runs/b", "runs/c"]) == {
+        "rope, runs/a": {"run": "a"},
+        "alibi": {"run": "b"},
+        "rope, runs/c": {"run": "c"},
+    }
+
+
 @pytest.mark.slow
 def test_models_lie_where_their_formulas_say(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

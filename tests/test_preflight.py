@@ -6,6 +6,8 @@ import importlib.util
 import json
 import os
 import re
+import subprocess
+from pathlib import Path
 
 import jax
 import pytest
@@ -210,6 +212,44 @@ def test_a_config_is_measured(monkeypatch):
     more = {"a": out | {"config": "configs/m.py:encoding=rope"}, "b": out | {"config": "configs/m.py:encoding=alibi"}}
     more["b"]["steps"] = {"train": train | {"flops": 2 * train["flops"]}}
     assert "| alibi | m.py | v5e:2x4 | 2.000 | 1.000 | 1.000 | 1.000 |" in preflight_all.ratios({"none": out, **more})
+
+
+def test_a_device_is_known_by_what_jax_calls_it():
+    """Every kind that jax knows, and the GPUs."""
+    known = {"v4": "TPU v4", "v5e": "TPU v5e", "v5p": "TPU v5p", "v6e": "TPU v6e"}
+    for name, kind in {**known, "h100": "NVIDIA H100 80GB HBM3", "h200": "NVIDIA H200"}.items():
+        assert chips.peak(kind) == chips.CHIPS[name].flops
+    for short, long in (("TPU v5 lite", "TPU v5e"), ("TPU v5", "TPU v5p"), ("TPU v6 lite", "TPU v6e")):
+        assert chips.peak(short) == chips.peak(long)
+    assert chips.peak("TPU7x") == chips.CHIPS["tpu7x"].flops / 2
+    assert [chips.peak(kind) for kind in ("cpu", "TPU v4 lite", "TPU v3", "NVIDIA GH200 480GB")] == [None] * 4
+
+
+def test_a_changed_config_is_compiled_again(tmp_path, monkeypatch, capsys):
+    """One that was compiled before its digest was kept counts as it is."""
+    spec, key = "configs/quickstart.py", "configs/quickstart.py --config.mesh.fsdp=2 on v5e:2x2"
+
+    def state(record):
+        (tmp_path / "p.json").write_text(json.dumps({key: record}))
+        preflight_all.main()
+        return capsys.readouterr().out.strip().rpartition(": ")[2]
+
+    def compiles(command, **_):
+        Path(command[-1].removeprefix("--json=")).write_text('{"quick": true}')
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(preflight_all, "points", lambda: [(spec, ["--config.mesh.fsdp=2"], "v5e:2x2")])
+    monkeypatch.setattr(preflight_all, "RECORDS", tmp_path / "p.json")
+    monkeypatch.setattr(preflight_all, "write", lambda records: written.update(records))
+    monkeypatch.setattr(preflight_all.subprocess, "run", compiles)
+    monkeypatch.setattr(chips, "missing", lambda topology: "")
+    monkeypatch.setattr(preflight_all.sys, "argv", ["preflight_all"])
+    written = {}
+    assert state({"quick": True}) == "done" and not written
+    assert state({"quick": True, "digest": "of another config"}) == "to do"
+    assert state(written[key]) == "done"
+    assert preflight_all.digest(spec, ["--config.model.width=64"]) != preflight_all.digest(spec, [])
+    assert preflight_all.digest(spec, ["--config.optim.ema=0"]) == preflight_all.digest(spec, [])  # as if it had no key
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ SETS = {"train": examples("train", 15), "test": examples("test", 6)}
 
 
 def prepare(name, source, out, *more, code=0):
-    assert prepare_data.main([name, str(source), "--out", str(out), "--jobs", "1", *more]) == code
+    jobs = [] if name in prepare_data.FILES else ["--jobs", "1"]
+    assert prepare_data.main([name, str(source), "--out", str(out), *jobs, *more]) == code
 
 
 def read(out, name, split, classes):
@@ -196,6 +197,17 @@ def test_what_is_missing_and_where_to_get_it(tmp_path, capsys):
     (tmp_path / "ILSVRC2012_devkit_t12.tar.gz").unlink()
     prepare("imagenet2012", tmp_path, tmp_path / "out", code=2)
     assert "knows the classes of the validation images" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [*(["eltec_eng", *o] for o in (["--verify"], ["--jobs=2"], ["--shard-mb=1"])), ["ucf101", "--max-bad=1"]],
+    ids=" ".join,
+)
+def test_options_that_would_do_nothing_are_refused(asked, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        prepare_data.main([*asked, str(tmp_path), "--out", str(tmp_path / "out")])
+    assert stopped.value.code == 2 and f"unrecognized arguments: {asked[1]}" in capsys.readouterr().err
 
 
 def test_another_source_in_the_same_place(tmp_path, capsys):

@@ -34,7 +34,8 @@ ARTICLES = articles(40)
 
 
 def prepare(name, source, out, *more, code=0):
-    assert prepare_data.main([name, str(source), "--out", str(out), "--jobs", "1", *more]) == code
+    jobs = [] if name in prepare_data.FILES else ["--jobs", "1"]
+    assert prepare_data.main([name, str(source), "--out", str(out), *jobs, *more]) == code
 
 
 def cfg(path, **more):

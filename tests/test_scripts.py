@@ -154,6 +154,26 @@ def test_tables_that_are_not_what_the_records_say_are_told(results, tmp_path, ca
         call(report, "--check")
 
 
+def test_what_is_left_of_a_section_is_removed_and_nothing_else(results, tmp_path, capsys):
+    folder = tmp_path / "results"
+    results(looked("rope"))
+    call(report, "--results")
+    (record_file,) = (folder / "runs").iterdir()
+    record_file.unlink()
+    results(image("rope", 0.5))
+    by_hand = {"README.md": "by hand", "claims.md": "## 97 %\n", "notes.csv": "a,b\n", "paper.csv": "paper,version\n"}
+    for name, text in by_hand.items():
+        (folder / name).write_text(text)
+    (folder / "plots" / "journey.png").write_bytes(b"by draw_journey.py")
+    with pytest.raises(SystemExit, match=r"novel-size=small\.csv.*: run with --results; .* claims\.md, notes\.csv$"):
+        call(report, "--check")
+    call(report, "--results")
+    assert f"removed: {folder / 'novel-size=small.md'}" in capsys.readouterr().out
+    assert {p.name for p in folder.glob("*.*")} == {*by_hand, "pictures.md", "pictures.csv", "index.html"}
+    assert [p.name for p in (folder / "plots").iterdir()] == ["journey.png"]
+    assert "novel-size" not in (folder / "index.html").read_text()
+
+
 def test_no_finished_run_is_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="no finished run under runs/"):

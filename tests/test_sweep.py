@@ -1,6 +1,9 @@
 """Sweeps: what is run, skipped and told, here and for clusters (test_slurm.py has a real one)."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import pytest
 from jojax.errors import UserError
 from scripts import sweep
 from scripts.launch import cluster, points
+from slurm import wait_for
 from test_scripts import ROOT, call
 
 SWEEP = """
@@ -40,6 +44,25 @@ def test_a_sweep_skips_what_is_done_and_goes_on_after_a_failure(jobs, tmp_path, 
         err = (tmp_path / "runs" / f"{broken.name}.log").read_text()
         assert f"{broken}: to do, exit code 2, see runs/" in out
     assert "gone" in err
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_stops_a_sweep(jobs, tmp_path):
+    """The runs had it too and end by themselves; what waits is not started."""
+    code = f"""
+from pathlib import Path
+from scripts.launch import local, points
+run = "from pathlib import Path; import time; Path('began-{{0}}').touch(); time.sleep(15)"
+todo = [points.Point(Path(f"runs/{{n}}"), ["-c", run.format(n)], {{}}, "") for n in range(3)]
+local.run(todo, {jobs})
+"""
+    command = [sys.executable, "-c", code]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=env, start_new_session=True) as process:
+        wait_for(lambda: len(list(tmp_path.glob("began-*"))) == jobs)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(30) == 130
+    assert len(list(tmp_path.glob("began-*"))) == jobs
 
 
 @pytest.mark.parametrize(
@@ -78,6 +101,11 @@ def test_how_far_a_run_is(tmp_path):
     lines = [{"step": 100, "train/loss": 3.25, "tokens_per_second": 640.0}, {"step": 100, "valid/loss": 9.0}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert points.progress(tmp_path).startswith("running  step 100/300  loss 3.25  ETA 40s (told ")
+    del config["data"]["length"]  # of images and clips
+    lines = [{"step": 100, "train/loss": 3.25, "clips_per_second": 10.0}]
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(lines[0]) + "\n")
+    (tmp_path / "result.json").write_text(json.dumps({"state": "running", "config": config}))
+    assert points.progress(tmp_path).startswith("running  step 100/300  loss 3.25  ETA 1m20s (told ")
     (tmp_path / "result.json").write_text("{")
     assert "is not JSON" in points.progress(tmp_path)
 

@@ -165,6 +165,33 @@ def test_runs_of_the_very_config_count():
     assert compared(small, *ours)["verdict"] == stats.REPRODUCED
 
 
+def test_where_data_lie_and_how_a_run_is_cut_name_no_table():
+    """The same run on two machines stands in one table; what its evaluations ask for tells tables apart."""
+    machine = {"data.path": "/mnt/a/tfds", "checkpoint.keep": 3, "mesh.fsdp": 8, "eval.batch_size": 64}
+    ours = [run(LD, 0, 0.65, **machine), run(LD, 1, 0.66), run(LD, 2, 0.66, **{"eval.resolutions": (224,)})]
+    names = [records.group(made) for made in ours]
+    assert names[0] == names[1] and "mnt" not in names[0] and names[2] == f"{names[0]}-eval.resolutions=(224,)"
+    assert records.scale(ours[0]) == records.scale(ours[1]) and "; imagenet2012; " in records.scale(ours[0])
+    own = [run("configs/quickstart_vit.py", 0, 0.5, **{"data.source": "folder", "data.path": p}) for p in ("a/x", "y")]
+    assert ["; x; " in records.scale(own[0]), "; y; " in records.scale(own[1])] == [True, True]
+
+
+def test_class_folders_and_tfds_of_one_name_are_the_same_images():
+    tfds = {"data.source": "tfds", "data.valid_split": "validation"}
+    assert compared(*(run(LD, seed, 0.65, **tfds) for seed in range(3)))["verdict"] == stats.REPRODUCED
+    for other in ({"data.valid_split": "train"}, {"data.name": "imagenet_v2"}, {"data.train_split": "train[:50%]"}):
+        assert compared(*(run(LD, seed, 0.65, **tfds | other) for seed in range(3)))["verdict"] == stats.NONE
+    text = config.load(f"{ROOT}/configs/wikipedia_lm.py")
+    assert records.identity(text) != records.identity(config.apply_overrides(text, {"data.source": "text"}))
+
+
+def test_a_verdict_leads_to_a_table_that_is_made():
+    """Also where a group of runs has two scales, whose tables have longer names."""
+    small = run("configs/scaled_down.py:table=resolutions,encoding=comrope_ld", 0, 0.655)
+    found = [small, small | {"steps": 7, "seed": 1}]
+    assert compared(*found)["small"] in [section.name for section in runs.sections(found)]
+
+
 def test_rows_without_a_config():
     row = ROW | {"config": "", "no_config": "needs detection"}
     assert papers.compare(row, papers.Runs([]), {})["verdict"] == stats.NOT_PLANNED

@@ -13,6 +13,7 @@
 
 import argparse
 import email
+import filecmp
 import importlib.metadata
 import json
 import os
@@ -119,7 +120,10 @@ def text(folder, source):
         path = source / f"eltec_eng_{split}.jsonl.xz"
         if not path.exists():
             sys.exit(f"error: {path} is missing: scripts/prepare_data.py eltec_eng makes it")
-        shutil.copyfile(path, folder / path.name)
+        copy = folder / path.name
+        if split == "train" and not (copy.exists() and filecmp.cmp(path, copy, shallow=False)):
+            (folder / "tokenizer.json").unlink(missing_ok=True)  # of another text
+        shutil.copyfile(path, copy)
     if not (folder / "tokenizer.json").exists():
         size = config.load(f"{ROOT}/configs/length_extrapolation.py:size=one_layer").data.vocab
         documents = Documents(folder / "eltec_eng_train.jsonl.xz")

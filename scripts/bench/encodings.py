@@ -1,10 +1,13 @@
 """What encodings cost: time and memory over plain rope's, from one run on this machine.
 
-    python scripts/bench/encodings.py [layers] [steps] [rotation] [path] [--only NAME,NAME] [--repeats 5]
+    python scripts/bench/encodings.py [layers [--only NAME,NAME]] [steps] [rotation] [path] [--repeats 5]
 
-- layers: one attention layer with every preset, forward and forward + backward: ViT-B (12 heads of 64, 14 × 14 patches
-  and a class token) and causal (the same heads, 2,048 sites), batch 4, over rope's (rope_axial's) own and over none's
-- steps: whole training steps of a small language model and a small ViT: jo_fixed and jo_projected over rope
+- layers: one attention layer with every preset (or those of --only), forward and forward + backward: ViT-B (12 heads
+  of 64, 14 × 14 patches and a class token) and causal (the same heads, 2,048 sites), batch 4, over rope's
+  (rope_axial's) own and over none's
+- steps: whole training steps of two language models (length_extrapolation's novels, width 128 and 2 blocks;
+  wikipedia_lm, width 512 and 6 blocks), jo_fixed and jo_projected over rope, and of cifar100_vit_tiny, rope_axial_qkv
+  over rope_axial_qk
 - rotation: rotate q and k and score, of the ViT-B layer, as training does it
 - path: grape_ap's blockwise sum against the dense form, at 2,048, 4,096 and 8,192 sites of one head
 """
@@ -16,13 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+sys.path.insert(0, str(ROOT))
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 from flax import linen as nn  # noqa: E402
 
-from bench.timing import costs  # noqa: E402
 from configs.encodings import PRESETS, preset  # noqa: E402
 from jojax import config, encodings, loop  # noqa: E402
 from jojax.encodings.base import Context, Dims, Edge  # noqa: E402
@@ -32,6 +34,7 @@ from jojax.models import attention  # noqa: E402
 from jojax.models.attention import Sites  # noqa: E402
 from jojax.models.block import Block, Spec  # noqa: E402
 from jojax.models.scores import logits  # noqa: E402
+from scripts.bench.timing import costs  # noqa: E402
 
 VIT_B = functools.partial(Dims, heads=12, kv_heads=12, head_dim=64, width=768, depth=1)
 TEXT = VIT_B(vocab=1000, length=2048)
@@ -96,7 +99,7 @@ def fitting(names, dims):
     return out
 
 
-def layers(names, repeats):
+def layers(repeats, names):
     for title, dims, base in (("ViT-B layer, 197 sites", VISION, "rope_axial"), ("causal, 2,048 sites", TEXT, "rope")):
         ctx = context(dims)
         x = jax.random.normal(jax.random.key(0), (*ctx.position.shape[:2], dims.width))
@@ -110,7 +113,7 @@ def layers(names, repeats):
             print(f"| {name} | " + " | ".join(f"{ratio:.2f}" for ratio in time + memory) + " |", flush=True)
 
 
-def steps(names, repeats):
+def steps(repeats):
     print("\nwhole training steps, over rope's\n| config | encoding | time | FLOPs |\n| --- | --- | --- | --- |")
     for file, batch_size, base, others in (
         ("length_extrapolation", 16, "rope", ("jo_fixed", "jo_projected")),
@@ -138,7 +141,7 @@ def rotate_and_score(encoding, q, k, ctx):
     return logits(frame.dual(q)[:, :, :, None], frame.apply(k), 0.125)
 
 
-def rotation(names, repeats):
+def rotation(repeats):
     """Training of the frames' parameters, queries and keys."""
     print(
         f"\nrotate and score, ViT-B layer, batch {BATCH}, over rope_axial\n| encoding | time with backward | memory |"
@@ -161,7 +164,7 @@ def rotation(names, repeats):
         print(f"| {name} | {cost.seconds / base.seconds:.2f} | {cost.bytes / base.bytes:.2f} |", flush=True)
 
 
-def path(names, repeats):
+def path(repeats):
     print("\nGRAPE-AP, one head of 64, rank 8, forward and backward: blockwise over dense\n| sites | time | memory |")
     print("| --- | --- | --- |")
     for L in (2048, 4096, 8192):
@@ -182,17 +185,19 @@ def path(names, repeats):
         print(f"| {L:,} | {blocks.seconds / dense.seconds:.2f} | {blocks.bytes / dense.bytes:.4f} |", flush=True)
 
 
-PARTS = {"layers": layers, "steps": steps, "rotation": rotation, "path": path}
-
-
 def main():
+    parts: dict[str, Callable] = {"layers": layers, "steps": steps, "rotation": rotation, "path": path}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=list(PARTS))
-    parser.add_argument("--only", default=",".join(sorted(PRESETS)))
+    parser.add_argument("parts", nargs="*", choices=[*parts, []])  # [] as without any
+    parser.add_argument("--only", help="presets of `layers`")
     parser.add_argument("--repeats", type=int, default=5)
     given = parser.parse_args()
-    for part in given.parts:
-        PARTS[part](given.only.split(","), given.repeats)
+    asked = given.parts or list(parts)
+    if given.only and "layers" not in asked:
+        parser.error("--only names presets of `layers`, which is not asked for")
+    parts["layers"] = functools.partial(layers, names=given.only.split(",") if given.only else sorted(PRESETS))
+    for part in asked:
+        parts[part](given.repeats)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
     python scripts/bench/train_step.py [MODEL …] [--encodings rope,fox,…] [--forms as_is,unrolled,…] [--steps 5]
         [--scale 1] [--set KEY=VALUE] [--resident] [--product 2048] [--together 1] [--json FILE]
 
-Models: vit_tiny (cifar100_vit_tiny, DeiT-Ti), vit_s (imagenet_vits_jo), lm_c128, lm_c768 and lm_layer (its one layer;
-all of length_extrapolation), lm_c512 (wikipedia_lm), each from the embedded images or articles through its whole input
-pipeline. Forms: as_is is scanned, float32, with the state donated; unrolled, bf16 and undonated change that alone.
-Encodings: presets; without them each model's own.
+Models: vit_tiny (cifar100_vit_tiny, DeiT-Ti), vit_s (imagenet_vits_jo), lm_c128 (length_extrapolation) and lm_c512
+(wikipedia_lm) by default; lm_c768 (length_extrapolation) and lm_layer, its one layer, where they are named. Each from
+the embedded images or articles through its whole input pipeline. Forms: as_is is scanned, float32, with the state
+donated; unrolled, bf16 and undonated change that alone. Encodings: presets; without them each model's own.
 
 - utilisation: the model's FLOPs (jojax/flops.py: matrix products, without the encoding's) a second, over those of a
   product of two --product × --product matrices in the same dtype, measured in this run; of peak: over the maker's
@@ -29,12 +29,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+sys.path.insert(0, str(ROOT))
 
 import jax  # noqa: E402
 
-from bench.timing import costs  # noqa: E402
 from jojax import chips, cli, clock, config, flops, loop, result, shard, task, writer  # noqa: E402
+from scripts.bench.timing import costs  # noqa: E402
 from scripts.prepare.work import write_whole  # noqa: E402
 
 TEXT = {"data.source": "wikipedia_excerpt", "data.path": "", "data.vocab": 8192, "dtype": "float32"}
@@ -105,8 +105,7 @@ def row_of(key, ready, best, given):
     seconds, waiting = timed(run, compiled, given.steps, given.resident)
     memory, used = compiled.memory_analysis(), flops.training(run.config) * run.config.batch_size / seconds
     assert memory is not None, "this backend does not tell what a step costs"
-    kind, bf16 = jax.devices()[0].device_kind.lower(), run.config.dtype == "bfloat16"
-    peak = next((chip.flops for name, chip in chips.CHIPS.items() if bf16 and name in kind.split()), None)
+    peak = chips.peak(jax.devices()[0].device_kind) if run.config.dtype == "bfloat16" else None
     return key | {
         "encoding": task.label(run.config),
         "batch": run.config.batch_size,
@@ -165,7 +164,7 @@ def save(path, head, rows):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", choices=[*MODELS, []], default=["vit_tiny", "vit_s", "lm_c128", "lm_c512"])
+    parser.add_argument("models", nargs="*", choices=[*MODELS, []])  # [] as without any
     parser.add_argument("--encodings", default="")
     parser.add_argument("--forms", default=",".join(FORMS))
     parser.add_argument("--set", action="append", default=[])
@@ -174,6 +173,7 @@ def main():
     for name, default in dict(steps=5, scale=1, product=2048, together=1).items():
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
+    given.models = given.models or ["vit_tiny", "vit_s", "lm_c128", "lm_c512"]
     best = {dtype: product(dtype, given.product) for dtype in ("float32", "bfloat16")}
     head = {"device": result.devices(), "versions": result.versions(), "product": best | {"size": given.product}}
     print(f"{head['device']['kind']}, products of {given.product} × {given.product}: ", end="")

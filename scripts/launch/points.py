@@ -63,7 +63,8 @@ def progress(workdir: Path) -> str:
         return f"{record['state']}  no step told yet"
     last = lines[-1]
     ago = format_seconds(max(0, time.time() - (workdir / "metrics.jsonl").stat().st_mtime))
-    rate = last.get("images_per_second") or last.get("tokens_per_second", 0) / c["data"].get("length", 1)
+    unit, rate = next(((k, v) for k, v in last.items() if k.endswith("_per_second")), ("", 0))
+    rate /= c["data"]["length"] if unit == "tokens_per_second" else 1
     left = (c["steps"] - last["step"]) * c["batch_size"]
     eta = f"  ETA {format_seconds(left / rate)}" if rate else ""
     return f"{record['state']}  step {last['step']}/{c['steps']}  loss {last['train/loss']:.4g}{eta} (told {ago} ago)"

@@ -9,6 +9,7 @@ from typing import Any
 from jojax import config
 from scripts.tables import records
 from scripts.tables.page import Link, Section
+from scripts.tables.runs import grouped
 from scripts.tables.stats import NONE, NOT_PLANNED, SMALL, VERDICTS, WANTED, interval, paired, shown, verdict
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -61,7 +62,10 @@ class Runs:
     numbers; small(specs) -> the table of the first scaled-down config that has such a run, or None."""
 
     def __init__(self, found):
-        self.groups = {(records.group(record), records.encoding(record)) for record in found}
+        self.tables: dict[tuple[str, str], str] = {}
+        for name, own in grouped(found).items():
+            for record in own:
+                self.tables.setdefault((records.group(record), records.encoding(record)), name)
         self.by_key = defaultdict(dict)
         for record in found:
             self.by_key[records.identity(record["config"])][record["seed"]] = record
@@ -72,9 +76,9 @@ class Runs:
     def small(self, specs):
         for spec in specs.split():
             arguments = dict(a.partition("=")[::2] for a in (config.split_spec(spec)[1] or "").split(","))
-            name = records.group({"config_name": spec, "overrides": {}})
-            if (name, arguments.get("encoding")) in self.groups:
-                return name
+            asked = records.group({"config_name": spec, "overrides": {}}), arguments.get("encoding", "")
+            if asked in self.tables:
+                return self.tables[asked]
         return None
 
 

@@ -14,6 +14,9 @@ NEEDED = ("config", "config_name", "overrides", "seed", "metrics", "parameters",
 OWN = ("encoding", "seed", "lr")  # arguments in which rows of one table may differ
 # where the data lie, how they are cut into micro-batches, what a preset is called: the same run
 SAME = (*result.FREE, "seed", "encoding.preset", "data.path", "data.train_path", "data.valid_path", "optim.accumulate")
+SHOWN = ("eval.lengths", "eval.document_tokens", "eval.resolutions", "eval.offsets", "eval.diagnostics")  # in tables
+IMAGES = ("folder", "tfds")  # of one name: the same data
+HELD_OUT = {"val": "validation", "valid": "validation"}  # as folders have it: as TFDS has it
 
 
 def load(paths):
@@ -30,12 +33,13 @@ def load(paths):
 
 
 def group(record):
-    """'length_extrapolation-size=novels': the config file, and all that was changed but the encoding, the argument lr
-    and the seed."""
+    """'length_extrapolation-size=novels': the config file, and all that was changed but the encoding, the argument lr,
+    the seed, and what leaves the run the same."""
     path, arg = config.split_spec(record["config_name"])
     rest = [a for a in (arg or "").split(",") if a and a.partition("=")[0] not in OWN]
-    changed = [f"{k}={v}" for k, v in sorted(record["overrides"].items()) if k.partition(".")[0] not in OWN]
-    return "-".join([path.stem, *rest, *changed]).replace("/", "_")
+    changed = {k: v for k, v in sorted(record["overrides"].items()) if k.partition(".")[0] not in OWN}
+    told = [f"{k}={v}" for k, v in changed.items() if k.startswith(SHOWN) or not k.startswith(SAME)]
+    return "-".join([path.stem, *rest, *told]).replace("/", "_")
 
 
 def encoding(record):
@@ -54,8 +58,10 @@ def scale(record):
     m = c["model"]
     size = f"{m['kind']} width {m['width']}, {m['depth']} blocks, {m['heads']} heads"
     data = c["data"]["source"]
-    if data in ("text", "tokens"):
-        data = Path(c["data"]["train_path"] if data == "text" else c["data"]["path"]).name
+    if data in IMAGES and c["data"]["name"]:
+        data = c["data"]["name"]
+    elif data in ("text", "tokens", *IMAGES):
+        data = Path(c["data"]["train_path" if data == "text" else "path"]).name
     trained = f"{record['steps']:,} steps of batch {c['batch_size']}"
     unit = f", length {c['data']['length']}, vocabulary {c['data']['vocab']}" if m["kind"] == "lm" else ""
     return f"Scale: {size}; {data}{unit}; {trained}."
@@ -79,6 +85,9 @@ def identity(settings):
     """What makes two runs of a config differ in more than the seed, as a key. settings: a config, or a record's."""
     flat = traverse_util.flatten_dict(json.loads(json.dumps(writer.plain(settings))), sep=".")
     flat["init_from"] = bool(flat.get("init_from"))
+    if flat["data.source"] in IMAGES and flat["data.name"]:
+        flat["data.source"] = IMAGES
+        flat["data.valid_split"] = HELD_OUT.get(flat["data.valid_split"], flat["data.valid_split"])
     return json.dumps({k: v for k, v in flat.items() if not k.startswith(SAME)}, sort_keys=True)
 
 

@@ -243,8 +243,8 @@ def plot_resolutions(rows, path):
     return path
 
 
-def sections(found):
-    """A section a group of records of one scale, by name; what tells several scales apart is in the names."""
+def grouped(found):
+    """{name: records} of one group and scale; what tells several scales apart is in the names."""
     groups = defaultdict(lambda: defaultdict(list))
     for record in found:
         groups[records.group(record)][records.scale(record)].append(record)
@@ -254,4 +254,8 @@ def sections(found):
         for scale, runs in scales.items():
             own = [part for part in parts[scale] if not all(part in other for other in parts.values())]
             named["-".join([name, *own]).replace(" ", "_")] = runs
-    return [section(name, runs) for name, runs in sorted(named.items())]
+    return dict(sorted(named.items()))
+
+
+def sections(found):
+    return [section(name, runs) for name, runs in grouped(found).items()]
