@@ -210,13 +210,13 @@ def test_a_gain_is_the_paired_difference():
 
 def test_figures_of_records():
     lengths = {n: {"ppl": p} for n, p in (("512", 20.0), ("4096", 50.0), ("8192", None))}
-    changed, averaged = (
+    changed, averaged, early = (
         {"protocol": protocol, "lengths": {"16384": {"ppl": 7.0}}}
-        for protocol in ({"encoding": {"base": 5e5}}, {"parameters": "average"})
+        for protocol in ({"encoding": {"base": 5e5}}, {"parameters": "average"}, {"step": 100})
     )
     made = {"metrics": {"accuracy": 0.5, "perplexity": 3.0}, "parameters": {"total": 9}}
     made |= {"extrapolation": {"protocol": {}, "lengths": lengths}, "extrapolation-base=500000.0": changed}
-    made["extrapolation-ema"] = averaged
+    made |= {"extrapolation-ema": averaged, "extrapolation-step100": early}
     expected = {"accuracy": 50, "perplexity": 3, "perplexity@512": 20, "ratio@4096/512": 2.5, "parameters": 9}
     expected |= {"perplexity@8192": math.inf, "perplexity@16384": None, "lm_eval.piqa": None, "accuracy@224": None}
     assert {metric: records.figure(made, metric) for metric in expected} == expected

@@ -96,11 +96,12 @@ def number(value):
 
 
 def evaluations(record, kind):
-    """The evaluations of a kind, the run's own first; not those with other options of the encoding, nor of the average
-    of the parameters."""
+    """The evaluations of a kind, the run's own first; not those with other options of the encoding, of the average of
+    the parameters, or of a step before the last."""
     keys = sorted(k for k in record if k == kind or k.startswith(f"{kind}-"))
     protocols = {k: record[k]["protocol"] for k in keys}
-    return [record[k] for k, p in protocols.items() if "encoding" not in p and p.get("parameters") != "average"]
+    own = {k for k, p in protocols.items() if not {"encoding", "step"} & p.keys() and p.get("parameters") != "average"}
+    return [record[k] for k in keys if k in own]
 
 
 def figure(record, metric):
