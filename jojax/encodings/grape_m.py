@@ -97,6 +97,7 @@ class GrapeM(Rotary):
     def idle(self):
         idle = super().idle()
         for option, kinds in (
+            ("base", ("freq", "basis", "mix", "ctx")),
             ("per_head", ("freq", "basis", "ctx")),
             ("pairing", ("freq", "ctx")),
             ("basis", ("basis",)),
@@ -105,6 +106,8 @@ class GrapeM(Rotary):
         ):
             if self.kind not in kinds:
                 idle[option] = f"kind = {' or '.join(map(repr, kinds))}"
+        if (self.kind, self.phase_fn) == ("ctx", "one"):
+            idle["per_head"] = "phases of content"
         if self.dims.axes == 1:
             idle["form"] = "coordinates with several axes"
         if (self.kind, self.basis) != ("basis", "householder"):

@@ -1,5 +1,7 @@
 """From a config to a model: `build(config)` reads `config.model`, `config.encoding`, `attention`, `dtype` and sizes."""
 
+import jax
+
 from jojax import encodings
 from jojax.encodings.base import Dims
 from jojax.errors import UserError
@@ -66,6 +68,8 @@ def matching_width(m, dims: Dims) -> int:
 def build(config) -> LM | ViT:
     if config.dtype not in DTYPES:
         raise UserError(f"dtype = {config.dtype!r}: choose from {', '.join(DTYPES)}")
+    if config.dtype == "float64" and not jax.config.jax_enable_x64:
+        raise UserError("dtype = 'float64' needs JAX_ENABLE_X64=1 in the environment: else JAX computes in float32")
     m, dims = config.model, dims_of(config)
     ratio = m.mlp_ratio + matching_width(m, dims) / dims.width
     spec = Spec(
@@ -86,6 +90,8 @@ def build(config) -> LM | ViT:
             scan=m.scan,
             remat=m.remat,
         )
+    if m.drop_path and m.depth == 1:
+        raise UserError(f"model.drop_path = {m.drop_path} does nothing at model.depth = 1: set it to 0")
     return ViT(
         spec,
         encoding,
