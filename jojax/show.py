@@ -154,7 +154,6 @@ def show(settings=None, *, workdir=None, length=0, block=-1, out=None):
         result, settings, job, params, _ = evaluate.restore(workdir)
         job.check_data(result.get("data"), f"{workdir} was trained and evaluated with: put it back")
     assert settings is not None
-    settings.model.remat = False  # a pass that is watched is not run twice
     job = task.make(settings)
     dims, bounded = job.model.spec.dims, job.model.encoding(parent=None).BOUNDED_LENGTH
     if job.unit != "tokens" and length:
