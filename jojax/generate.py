@@ -185,6 +185,7 @@ def main(_):
     FLAGS = flags.FLAGS
     sampling = Sampling(FLAGS.temperature, FLAGS.top_k, FLAGS.top_p, FLAGS.seed)
     text = read_prompt(FLAGS.prompt, FLAGS.prompt_file)
+    cli.keep_compiled()
     writer = load(FLAGS.workdir)
     prompt = writer.tokenizer.encode_documents([text])[0][:-1]
     times = []

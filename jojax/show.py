@@ -192,6 +192,7 @@ def main(_):
     FLAGS = flags.FLAGS
     if FLAGS.preset and FLAGS.config is not None:
         raise UserError(f"give either {FLAGS.preset} or --config, which names its encoding itself")
+    cli.keep_compiled()
     settings = config.load(spec_of(FLAGS.preset)) if FLAGS.preset else FLAGS.config and cli.parsed_config()[0]
     print("plot:", show(settings, workdir=FLAGS.workdir, length=FLAGS.length, block=FLAGS.block, out=FLAGS.out))
 
