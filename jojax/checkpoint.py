@@ -20,11 +20,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
+from jojax import hosts
 from jojax.errors import UserError
 from jojax.seal import damage, seal, sealed
 from jojax.tree import leaves, named_map
 
 SCHEMA = 1
+READING = 24 * 3600  # seconds, until the first process has read a checkpoint; where it dies, the wait ends
 
 
 def _not_orbax(record: logging.LogRecord) -> bool:
@@ -176,7 +178,7 @@ class Checkpoints:
         """
         steps, aside = self.steps(), list(self.root.glob("*.damaged"))
         for step in reversed(steps):
-            why = _agreed(damage(self.root / str(step)))
+            why = _verdict(self.root / str(step))
             if not why:
                 wanted = like(step) if callable(like) else like
                 self._check_model(step, wanted)
@@ -228,10 +230,12 @@ def _only(branch: str, shapes: Mapping[str, tuple]) -> dict[str, tuple]:
     return {path: shape for path, shape in shapes.items() if path.split("/")[0] == branch}
 
 
-def _agreed(why: str) -> str:
-    """Process 0's verdict everywhere: all take the same checkpoint."""
+def _verdict(folder: Path) -> str:
+    """What process 0 finds `damage` to be, everywhere: it alone reads all files, and all take the same checkpoint."""
+    why = damage(folder) if jax.process_index() == 0 else ""
     if jax.process_count() == 1:
         return why
+    hosts.barrier("verdict", READING)  # collectives give up sooner
     text = np.zeros(256, np.uint8)
     data = why.encode()[:256]
     text[: len(data)] = np.frombuffer(data, np.uint8)
@@ -260,7 +264,7 @@ def restore_params(path: str | os.PathLike, params: Any, branch: str = "params")
     """
     quiet_orbax()
     folder = find(path)
-    if why := damage(folder):
+    if why := _verdict(folder):
         raise UserError(f"checkpoint {folder} is damaged ({why}).")
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         stored = _shapes(reader.metadata(folder / "state").item_metadata.tree.get(branch, {}))
