@@ -175,20 +175,32 @@ def _drop_after(path: Path, step: int) -> None:
 def only_one(workdir: str | os.PathLike):
     """Holds `workdir` for one run; a second one gets a UserError. The lock ends with the process, however it ends."""
     path = Path(workdir) / ".lock"
-    with writable(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{workdir} is in use by another run: wait for it, or choose another --workdir") from None
-        except OSError:  # a file system without locks
-            pass
+    with _locked(path):
         try:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+def _locked(path: Path):
+    """The open file, for this process alone. What was locked may have lost its name meanwhile, to a run that ended."""
+    while True:
+        with writable(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise UserError(
+                f"{path.parent} is in use by another run: wait for it, or choose another --workdir"
+            ) from None
+        except OSError:  # a file system without locks
+            return file
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        file.close()
 
 
 def write_result(workdir: str | os.PathLike, result: Mapping[str, Any]) -> Path:

@@ -1,5 +1,6 @@
 """What a run leaves in its workdir."""
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -158,6 +159,25 @@ def test_a_folder_is_one_run_s(tmp_path):
     with writer.only_one(tmp_path / "run"):
         assert [p.name for p in (tmp_path / "run").iterdir()] == [".lock"]
     assert not any((tmp_path / "run").iterdir())
+
+
+def test_a_folder_is_one_run_s_when_another_ends_just_now(tmp_path, monkeypatch):
+    """Between a run's opening the file and locking it: another removes it, and a third one makes it anew."""
+    others, lock = [], fcntl.flock
+
+    def late(file, how):
+        if not others:
+            (tmp_path / ".lock").unlink()
+            others.append((tmp_path / ".lock").open("w"))
+            lock(others[0], how)
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(UserError, match="is in use by another run"), writer.only_one(tmp_path):
+        pass
+    others[0].close()
+    with writer.only_one(tmp_path):
+        pass
 
 
 def test_a_line_that_is_no_metrics_is_named(tmp_path):
