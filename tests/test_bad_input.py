@@ -48,7 +48,7 @@ IMAGES = {
     "an unprepared set": ({"data.source": "tfds", "data.path": "tests"}, r"data\.name to a data set under it"),
     "classes": ({"data.classes": 12}, r"data\.classes is 12, but Fashion-MNIST has 10 classes: set it"),
     "patches": ({"model.patch": 5}, r"32×32 has no whole number of 5×5 patches: change model\.patch"),
-    "one block to leave out": ({"model.depth": 1, "model.drop_path": 0.1}, r"drop_path = 0\.1 does nothing at model\.depth = 1"),
+    "one block to drop": ({"model.depth": 1, "model.drop_path": 0.1}, r"drop_path = 0\.1 does nothing at model\.depth"),
     "a resolution": ({"eval.resolutions": (32, 33)}, r"33×33 has no whole number of 8×8 patches"),
     "a head that mixed frames cannot halve": ({"model.head_dim": 6}, r"make model\.head_dim = 6 divisible by 4"),
 }  # fmt: skip

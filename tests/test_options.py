@@ -190,7 +190,7 @@ IDLE = [
     (CONTENT | {"angle_base": "zero"}, "base", 100.0, "geometric frequencies"),
     (CONTENT | {"angle_base": "zero"}, "learned", True, "angle_base = 'rope'"),
     *(
-        (CONTENT | {"angle_base": "zero", "accumulate": "raster", "form": "axial"}, option, value, "angle_base = 'rope'")
+        (CONTENT | {"angle_base": "zero", "accumulate": "none", "form": "axial"}, option, value, "angle_base = 'rope'")
         for option, value in (("coord", "unit_center"), ("cls_pos", "center"), ("perturb_sigma", 1.0))
     ),
     (POSITION, "angle_bound", "none", "content angles (angle_source)"),
