@@ -116,19 +116,20 @@ class GrapeM(Rotary):
 
     @nn.compact
     def journey(self, shared, carry, ctx):
-        position, last = ctx.position[..., 0], None  # [B, L]
+        at = ctx.position[:1] if self.dims.grid else ctx.position  # a batch of images has one grid
+        position, last = at[..., 0], None  # [B or 1, L]
         if self.kind == "plane":
             frame = SubspaceFrame(self.frame_of(2), angles=position[..., None, None] * self.speeds(1))
         elif self.kind == "mix":
             phase = jnp.broadcast_to(position[..., None], (*position.shape, self.dims.kv_heads))
             frame = SubspaceFrame(self.frame_of(2 * self.planes), matrix=exp_phases(self.mixed(), phase))
         elif self.kind == "basis":
-            frame = SubspaceFrame(getattr(self, self.basis)(), angles=phases(ctx.position, self.velocities()))
+            frame = SubspaceFrame(getattr(self, self.basis)(), angles=phases(at, self.velocities()))
         elif self.content:
             phase, _, last = path_sum(self.gate(ctx), ctx)
             frame = PlaneFrame(phase[..., None] * self.spectrum(), pairing=self.pairing)
         else:
-            frame = PlaneFrame(phases(ctx.position, self.velocities()), pairing=self.pairing)
+            frame = PlaneFrame(phases(at, self.velocities()), pairing=self.pairing)
         return self.travel(frame, prefix=last)
 
     def velocities(self):
