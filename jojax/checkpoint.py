@@ -21,7 +21,7 @@ import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
 from jojax import hosts
-from jojax.errors import UserError
+from jojax.errors import UserError, first_line
 from jojax.seal import damage, seal, sealed
 from jojax.tree import leaves, named_map
 
@@ -187,7 +187,7 @@ class Checkpoints:
                 except Exception as error:
                     if sealed(self.root / str(step)):
                         raise  # the files are whole, so the reason lies elsewhere (memory, the machine)
-                    why = str(error).split("\n")[0][:200]
+                    why = first_line(error)
             self._set_aside(step, why)
         if steps or aside:
             raise UserError(f"none of the checkpoints in {self.root} can be read; remove the folder to start anew.")
@@ -215,8 +215,7 @@ class Checkpoints:
 
     def _set_aside(self, step: int, why: str) -> None:
         bad, aside = self.root / str(step), "" if self._read_only else f"set aside as {step}.damaged, "
-        if jax.process_index() == 0:
-            print(f"checkpoint {bad} is damaged ({why}): {aside}trying the one before", flush=True)
+        hosts.say(f"checkpoint {bad} is damaged ({why}): {aside}trying the one before")
         if self._read_only:
             return
         if jax.process_index() == 0:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import jax
 
-from jojax import clock, optim, shard, stages, state, step, task
+from jojax import clock, hosts, optim, shard, stages, state, step, task
 
 
 class Parts:
@@ -47,10 +47,7 @@ class Parts:
             self.enter(stage)
             now = stages.enter(now, self.fresh_state(), stage)
             far = stages.check_alike(before, (self.job.probe, now.params), stage)
-        if jax.process_index() == 0:
-            print(
-                f"stage {stage.number} from step {stage.start}: logits differ by {far:.1e} of the largest", flush=True
-            )
+        hosts.say(f"stage {stage.number} from step {stage.start}: logits differ by {far:.1e} of the largest")
         return now
 
     def fresh_state(self):

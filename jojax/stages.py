@@ -57,7 +57,7 @@ def split(config) -> list[Stage]:
     total = sum(stage["steps"] for stage in given)
     if given and total != config.steps:
         raise UserError(f"config.stages have {total} steps in all, config.steps is {config.steps}: set it to their sum")
-    if given and plain(given[-1].get("encoding", config.encoding)) != plain(config.encoding):
+    if given and without_preset(given[-1].get("encoding", config.encoding)) != without_preset(config.encoding):
         raise UserError("the last of config.stages must have config.encoding: leave its encoding out, or set that")
     if not given:
         return [Stage(1, 0, config.steps, False, config)]
@@ -72,7 +72,7 @@ def split(config) -> list[Stage]:
     return out
 
 
-def plain(encoding):
+def without_preset(encoding):
     return {key: value for key, value in dict(encoding).items() if key != "preset"}
 
 

@@ -68,7 +68,7 @@ def matching_width(m, dims: Dims) -> int:
 def build(config) -> LM | ViT:
     if config.dtype not in DTYPES:
         raise UserError(f"dtype = {config.dtype!r}: choose from {', '.join(DTYPES)}")
-    if config.dtype == "float64" and not jax.config.jax_enable_x64:
+    if config.dtype == "float64" != jax.dtypes.canonicalize_dtype("float64"):
         raise UserError("dtype = 'float64' needs JAX_ENABLE_X64=1 in the environment: else JAX computes in float32")
     m, dims = config.model, dims_of(config)
     ratio = m.mlp_ratio + matching_width(m, dims) / dims.width
