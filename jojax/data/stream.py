@@ -112,9 +112,7 @@ def train_batches(
     return Batches(_Shares(stream, share, process_index, process_count, threads), start_step, num_threads)
 
 
-def eval_batches(
-    source, batch_size, process_index=0, process_count=1, *, transform=None, num_threads=2, row_threads=None
-):
+def eval_batches(source, batch_size, process_index=0, process_count=1, *, transform=None, num_threads=2):
     """Every example of a source once, in its order; len() of the result is the number of batches, equal
     on all hosts.
 
@@ -128,8 +126,7 @@ def eval_batches(
     """
     share = _host_share(batch_size, process_count)
     rows = _Padded(source, transform, -(-len(source) // batch_size) * batch_size)
-    threads = _row_threads(transform) if row_threads is None else row_threads
-    return Batches(_Shares(rows, share, process_index, process_count, threads), 0, num_threads)
+    return Batches(_Shares(rows, share, process_index, process_count, _row_threads(transform)), 0, num_threads)
 
 
 def _row_threads(transform):
