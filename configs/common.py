@@ -29,7 +29,7 @@ def _shared() -> ConfigDict:
     c.seed = 0  # parameters, data order, augmentation, dropout
     c.steps = 1000  # optimiser steps
     c.batch_size = 32  # of all devices and accumulation steps together
-    c.dtype = "float32"  # of activations: float32 | bfloat16 | float64; parameters are float32
+    c.dtype = "float32"  # of activations: float32 | bfloat16 | float64 (with JAX_ENABLE_X64=1); parameters are float32
     c.attention = "auto"  # auto | xla | chunked | cudnn (NVIDIA GPUs, bfloat16) | splash (TPUs)
     c.encoding = ConfigDict({"name": "none"})
     c.optim = ConfigDict(

@@ -20,11 +20,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from jojax.errors import UserError
+from jojax import hosts
+from jojax.errors import UserError, first_line
 from jojax.seal import damage, seal, sealed
 from jojax.tree import leaves, named_map
 
 SCHEMA = 1
+READING = 24 * 3600  # seconds, until the first process has read a checkpoint; where it dies, the wait ends
 
 
 def _not_orbax(record: logging.LogRecord) -> bool:
@@ -176,7 +178,7 @@ class Checkpoints:
         """
         steps, aside = self.steps(), list(self.root.glob("*.damaged"))
         for step in reversed(steps):
-            why = _agreed(damage(self.root / str(step)))
+            why = _verdict(self.root / str(step))
             if not why:
                 wanted = like(step) if callable(like) else like
                 self._check_model(step, wanted)
@@ -185,7 +187,7 @@ class Checkpoints:
                 except Exception as error:
                     if sealed(self.root / str(step)):
                         raise  # the files are whole, so the reason lies elsewhere (memory, the machine)
-                    why = str(error).split("\n")[0][:200]
+                    why = first_line(error)
             self._set_aside(step, why)
         if steps or aside:
             raise UserError(f"none of the checkpoints in {self.root} can be read; remove the folder to start anew.")
@@ -213,8 +215,7 @@ class Checkpoints:
 
     def _set_aside(self, step: int, why: str) -> None:
         bad, aside = self.root / str(step), "" if self._read_only else f"set aside as {step}.damaged, "
-        if jax.process_index() == 0:
-            print(f"checkpoint {bad} is damaged ({why}): {aside}trying the one before", flush=True)
+        hosts.say(f"checkpoint {bad} is damaged ({why}): {aside}trying the one before")
         if self._read_only:
             return
         if jax.process_index() == 0:
@@ -228,10 +229,12 @@ def _only(branch: str, shapes: Mapping[str, tuple]) -> dict[str, tuple]:
     return {path: shape for path, shape in shapes.items() if path.split("/")[0] == branch}
 
 
-def _agreed(why: str) -> str:
-    """Process 0's verdict everywhere: all take the same checkpoint."""
+def _verdict(folder: Path) -> str:
+    """What process 0 finds `damage` to be, everywhere: it alone reads all files, and all take the same checkpoint."""
+    why = damage(folder) if jax.process_index() == 0 else ""
     if jax.process_count() == 1:
         return why
+    hosts.barrier("verdict", READING)  # collectives give up sooner
     text = np.zeros(256, np.uint8)
     data = why.encode()[:256]
     text[: len(data)] = np.frombuffer(data, np.uint8)
@@ -260,7 +263,7 @@ def restore_params(path: str | os.PathLike, params: Any, branch: str = "params")
     """
     quiet_orbax()
     folder = find(path)
-    if why := damage(folder):
+    if why := _verdict(folder):
         raise UserError(f"checkpoint {folder} is damaged ({why}).")
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
         stored = _shapes(reader.metadata(folder / "state").item_metadata.tree.get(branch, {}))

@@ -19,7 +19,7 @@ import math
 import os
 import re
 
-from jojax.errors import UserError
+from jojax.errors import UserError, first_line
 
 GiB = 2**30
 
@@ -128,8 +128,7 @@ def devices(topology: str) -> tuple[Chip, list]:
             text = DESCRIPTION.format(cores=cores, cache=cache, clock=clock, major=major, **numbers)
             found = topologies.get_topology_desc("", "cuda", target_config=text, topology=f"1x1x{sizes[0]}").devices
     except (jax.errors.JaxRuntimeError, ValueError, RuntimeError) as error:
-        said = str(error).strip().splitlines()[0]
-        raise UserError(f"--topology={topology} is none that the compiler knows: {said}") from error
+        raise UserError(f"--topology={topology} is none that the compiler knows: {first_line(error)}") from error
     share = math.prod(sizes) / len(found)
     numbers = {k: v * share for k, v in dataclasses.asdict(chip).items() if k != "platform"}
     return dataclasses.replace(chip, **numbers), list(found)

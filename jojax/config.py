@@ -163,7 +163,6 @@ RULES: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
     "seed": (int, lambda v: 0 <= v < 2**32, "0 … 2³²-1"),
     "steps": _COUNT,
     "batch_size": _COUNT,
-    "dtype": (str, lambda v: v in ("float32", "bfloat16", "float64"), "float32, bfloat16 or float64"),
     "optim.lr": (NUMBER, *_at_least(0)),
     "optim.warmup_steps": _FROM_0,
     "optim.end_lr_fraction": (NUMBER, lambda v: 0 <= v <= 1, "0 … 1"),

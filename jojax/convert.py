@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from jojax import __version__, checkpoint, cli, evaluate, extrapolate, result, task, timm, writer
-from jojax.errors import UserError
+from jojax.errors import UserError, first_line
 from jojax.tree import leaves, named_map
 
 NESTED = ("state_dict_ema", "model_ema", "state_dict", "model")  # where training scripts put the weights
@@ -57,8 +57,9 @@ def read(path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
             found = inner
         return {name: t.float().numpy() for name, t in found.items()}, {}
     except Exception as error:  # whatever unpickling raises
-        why = str(error).split("\n")[0][:200]
-        raise UserError(f"{path} is not read as weights alone ({why}): save its state dict by itself") from error
+        raise UserError(
+            f"{path} is not read as weights alone ({first_line(error)}): save its state dict by itself"
+        ) from error
 
 
 def import_weights(weights, out, config=None, name="", overrides=None, first="x"):

@@ -22,6 +22,7 @@ from jojax.data.stream import eval_batches
 from jojax.encodings import fold as folding
 from jojax.encodings.build import load
 from jojax.errors import UserError
+from jojax.hosts import say
 from jojax.models.build import build, dims_of, pair
 from jojax.models.kernels import KERNELS
 
@@ -247,11 +248,6 @@ def add(found, result, key, scores, asked, note=None):
         key = "-".join([key, *("x".join(map(str, a)) if isinstance(a, tuple) else str(a) for a in asked)])
     found[key] = scores
     return key
-
-
-def say(*parts):
-    if jax.process_index() == 0:
-        print(*parts, flush=True)
 
 
 def _numbers(name, kind=int):

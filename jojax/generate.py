@@ -127,11 +127,15 @@ class Writer:
         zeros = jax.tree.map(lambda t: jnp.zeros(t.shape, t.dtype), self._past(capacity))
         return zeros | {"segment": jnp.full_like(zeros["segment"], EMPTY)}
 
-    @functools.cache  # noqa: B019 — a writer lives as long as its run
-    def _past(self, capacity):
-        """Its shapes."""
-        call = functools.partial(self.job.apply, capacity=capacity, rngs=task.evaluation_rngs())
-        return jax.eval_shape(call, self.params, jnp.zeros((1, 1), jnp.int32))[1]
+    @functools.cached_property
+    def _past(self):
+        """Its shapes, of a capacity."""
+
+        def shapes(capacity):
+            call = functools.partial(self.job.apply, capacity=capacity, rngs=task.evaluation_rngs())
+            return jax.eval_shape(call, self.params, jnp.zeros((1, 1), jnp.int32))[1]
+
+        return functools.cache(shapes)
 
     def _advance(self, params, past, ids, pad, key, settings, *, capacity):
         """ids [1, L] read after `past` -> the id drawn to follow them, the new past; `pad` sites precede the text."""
@@ -185,6 +189,7 @@ def main(_):
     FLAGS = flags.FLAGS
     sampling = Sampling(FLAGS.temperature, FLAGS.top_k, FLAGS.top_p, FLAGS.seed)
     text = read_prompt(FLAGS.prompt, FLAGS.prompt_file)
+    cli.keep_compiled()
     writer = load(FLAGS.workdir)
     prompt = writer.tokenizer.encode_documents([text])[0][:-1]
     times = []

@@ -128,6 +128,7 @@ class Harness(TemplateLM):
 def main(_):
     FLAGS = flags.FLAGS
     tasks = TaskManager(include_path=FLAGS.include_path)
+    cli.keep_compiled()
     model = Harness(FLAGS.workdir, FLAGS.batch_size, FLAGS.max_length)
     limit = FLAGS.limit or None
     found = simple_evaluate(model, tasks=list(FLAGS.tasks), task_manager=tasks, limit=limit, num_fewshot=0)

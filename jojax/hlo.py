@@ -124,13 +124,13 @@ class Program:
         self.shapes = {name: {one.name: one.shape for one in body} for name, body in self.of.items()}
         partitions = re.search(r"num_partitions=(\d+)", text.split("\n", 1)[0])
         replicas = re.search(r"replica_count=(\d+)", text.split("\n", 1)[0])
+        self.cost = functools.cache(self._cost)  # in the program, with which it goes
         self.devices = int(partitions[1] if partitions else 1) * int(replicas[1] if replicas else 1)
 
     def total(self) -> Cost:
         return self.cost(self.entry)
 
-    @functools.cache  # noqa: B019 — a program lives for one question
-    def cost(self, name: str, fused: bool = False) -> Cost:
+    def _cost(self, name: str, fused: bool = False) -> Cost:
         """Of one run of a computation; inside a fusion nothing goes through main memory."""
         out = Cost()
         for one in self.of[name]:

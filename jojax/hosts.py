@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import flags
 
-from jojax.errors import UserError
+from jojax.errors import UserError, first_line
 from jojax.writer import writable
 
 flags.disclaim_key_flags()  # --help of a command lists what is defined here, too
@@ -186,5 +186,9 @@ def check_shared(folder: Path) -> None:
         )
 
 
-def first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0][:200]
+def say(*parts) -> None:
+    """Print a line, once for all processes."""
+    import jax
+
+    if jax.process_index() == 0:
+        print(*parts, flush=True)

@@ -8,6 +8,7 @@ import jax
 from jojax import checkpoint, clock, diagnostics, evaluate, extrapolate, metrics, result, shard, stages, task, writer
 from jojax.data.stream import train_batches
 from jojax.errors import UserError
+from jojax.hosts import say
 from jojax.parts import Parts
 
 EXIT_PREEMPTED = 143
@@ -270,8 +271,3 @@ def describe(run: Run, record):
         f"devices: {d['count']} × {d['kind']} in {d['processes']} process(es), mesh {dict(run.mesh.shape)}\n"
         f"workdir: {run.workdir}"
     )
-
-
-def say(line):
-    if jax.process_index() == 0:
-        print(line, flush=True)

@@ -34,15 +34,13 @@ def binary_cross_entropy(logits: Array, target: Array) -> Array:
     return (jax.nn.softplus(logits) - target * logits).mean(-1)
 
 
-def sums(nll: Array, weight: Array | None = None) -> tuple[Array, Array]:
+def sums(nll: Array, weight: Array) -> tuple[Array, Array]:
     """(Σ weight·nll, Σ weight) over all entries; entries of weight 0 count for nothing even where nll is not
     finite.
 
     nll [...] (or anything else to be summed, a bool `correct`), weight [...] (bool or number, broadcast to
-    nll) or None = all ones. Scalars in float32 or wider.
+    nll). Scalars in float32 or wider.
     """
     nll = nll.astype(jnp.promote_types(nll.dtype, jnp.float32))
-    if weight is None:
-        return nll.sum(), jnp.asarray(nll.size, nll.dtype)
     weight = jnp.broadcast_to(weight, nll.shape).astype(nll.dtype)
     return jnp.where(weight == 0, 0, weight * nll).sum(), weight.sum()

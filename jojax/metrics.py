@@ -30,8 +30,8 @@ class BitsPerByte(metrics.Average):
     over tokenisers, which loss and perplexity are not."""
 
     @classmethod
-    def from_model_output(cls, nll: Array, bytes: Array, mask: Array | None = None, **_):  # ty: ignore[incompatible-method-override]
-        mask = jnp.ones(nll.shape, bool) if mask is None else jnp.broadcast_to(mask, nll.shape) != 0
+    def from_model_output(cls, nll: Array, bytes: Array, mask: Array, **_):  # ty: ignore[incompatible-method-override]
+        mask = jnp.broadcast_to(mask, nll.shape) != 0
         return cls(total=jnp.where(mask, nll, 0).sum(), count=jnp.where(mask, bytes, 0).sum())  # ty: ignore[unknown-argument]
 
     def compute(self):

@@ -41,7 +41,8 @@ class Options:
 
 
 def options(cfg: Mapping[str, Any]) -> Options:
-    """`config.optim` as Options. UserError for an unknown key, optimiser or schedule, with the valid ones."""
+    """`config.optim` as Options. UserError for an unknown key, optimiser or schedule, with the valid ones, and for
+    a rate to end at that no schedule goes to."""
     valid = [field.name for field in dataclasses.fields(Options)]
     for key in cfg:
         if key not in valid:
@@ -52,6 +53,11 @@ def options(cfg: Mapping[str, Any]) -> Options:
     for key, value, names in (("name", opts.name, OPTIMISERS), ("schedule", opts.schedule, SCHEDULES)):
         if value not in names:
             raise UserError(f"optim.{key}={value!r} is unknown; choose one of {', '.join(names)}.")
+    if opts.schedule == "constant" and opts.end_lr_fraction:
+        raise UserError(
+            f"optim.end_lr_fraction={opts.end_lr_fraction} does nothing beside optim.schedule='constant': set it to 0, "
+            "or choose cosine or linear."
+        )
     return opts
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import jax
 
-from jojax import clock, optim, shard, stages, state, step, task
+from jojax import clock, hosts, optim, shard, stages, state, step, task
 
 
 class Parts:
@@ -27,12 +27,13 @@ class Parts:
         """Model, optimiser and step are from now on those of `stage`."""
         config, self.stage = stage.config, stage
         self.job = job = task.make(config)
-        self.init = jax.jit(job.init)  # its trace is kept for all who ask for shapes
-        shapes = jax.eval_shape(self.init, jax.random.key(0))
-        self.tx = optim.make(config.optim, stage.steps, shapes, stage.start)
-        self.like = state.abstract_state(self.init, self.tx, self.mesh, ema=config.optim.ema > 0, aux=job.aux)
+        init = jax.jit(job.init)  # its trace is kept for all who ask for shapes
+        shapes = jax.eval_shape(init, jax.random.key(0))
+        tx = optim.make(config.optim, stage.steps, shapes, stage.start)
+        self.start = state.start(init, tx, ema=config.optim.ema > 0, aux=job.aux)
+        self.like = state.abstract_state(self.start, self.mesh)
         where = jax.tree.map(lambda leaf: leaf.sharding, self.like)
-        self.step_fn = step.make_train_step(job.loss, self.tx, config, where, job.mix)
+        self.step_fn = step.make_train_step(job.loss, tx, config, where, job.mix)
 
     def like_at(self, step):
         """The state's shapes after so many steps; enters the stage that did them."""
@@ -47,15 +48,11 @@ class Parts:
             self.enter(stage)
             now = stages.enter(now, self.fresh_state(), stage)
             far = stages.check_alike(before, (self.job.probe, now.params), stage)
-        if jax.process_index() == 0:
-            print(
-                f"stage {stage.number} from step {stage.start}: logits differ by {far:.1e} of the largest", flush=True
-            )
+        hosts.say(f"stage {stage.number} from step {stage.start}: logits differ by {far:.1e} of the largest")
         return now
 
     def fresh_state(self):
-        ema = self.like.ema is not None
-        return state.init_state(self.init, self.tx, self.mesh, self.config.seed, ema=ema, aux=self.job.aux)
+        return state.init_state(self.start, self.mesh, self.config.seed)
 
     def abstract_batch(self, rows=None):
         """Shapes of a batch of training, or of so many rows."""

@@ -154,7 +154,6 @@ def show(settings=None, *, workdir=None, length=0, block=-1, out=None):
         result, settings, job, params, _ = evaluate.restore(workdir)
         job.check_data(result.get("data"), f"{workdir} was trained and evaluated with: put it back")
     assert settings is not None
-    settings.model.remat = False  # a pass that is watched is not run twice
     job = task.make(settings)
     dims, bounded = job.model.spec.dims, job.model.encoding(parent=None).BOUNDED_LENGTH
     if job.unit != "tokens" and length:
@@ -197,6 +196,7 @@ def main(_):
     FLAGS = flags.FLAGS
     if FLAGS.preset and FLAGS.config is not None:
         raise UserError(f"give either {FLAGS.preset} or --config, which names its encoding itself")
+    cli.keep_compiled()
     settings = config.load(spec_of(FLAGS.preset)) if FLAGS.preset else FLAGS.config and cli.parsed_config()[0]
     print("plot:", show(settings, workdir=FLAGS.workdir, length=FLAGS.length, block=FLAGS.block, out=FLAGS.out))
 

@@ -57,7 +57,7 @@ def split(config) -> list[Stage]:
     total = sum(stage["steps"] for stage in given)
     if given and total != config.steps:
         raise UserError(f"config.stages have {total} steps in all, config.steps is {config.steps}: set it to their sum")
-    if given and plain(given[-1].get("encoding", config.encoding)) != plain(config.encoding):
+    if given and without_preset(given[-1].get("encoding", config.encoding)) != without_preset(config.encoding):
         raise UserError("the last of config.stages must have config.encoding: leave its encoding out, or set that")
     if not given:
         return [Stage(1, 0, config.steps, False, config)]
@@ -72,7 +72,7 @@ def split(config) -> list[Stage]:
     return out
 
 
-def plain(encoding):
+def without_preset(encoding):
     return {key: value for key, value in dict(encoding).items() if key != "preset"}
 
 
@@ -119,7 +119,8 @@ def check_alike(before, after, stage: Stage) -> float:
 
     before, after: (function of parameters to logits, parameters)."""
     (f, p), (g, q) = before, after
-    a, b = jax.jit(lambda p, q: (f(p), g(q)))(p, q)
+    with jax.default_matmul_precision("highest"):  # accelerators would round the factors of products
+        a, b = jax.jit(lambda p, q: (f(p), g(q)))(p, q)
     far = float(jnp.abs(a - b).max() / jnp.abs(a).max())
     if not far <= TOLERANCE:
         raise UserError(

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import struct
 from jax import Array
 from jax.sharding import Mesh
@@ -32,8 +31,13 @@ class TrainState(struct.PyTreeNode):
     bad_step: Array
 
 
-def _start(init_fn, tx, ema: bool, aux: Sequence[str]) -> Callable[[Array], TrainState]:
-    def start(key):
+def start(init_fn, tx, *, ema: bool = False, aux: Sequence[str] = ()) -> Callable[[Array], TrainState]:
+    """A function of a key to a fresh state.
+
+    init_fn(key) -> params; `aux`: names of the sums that the loss function returns beside loss and count.
+    """
+
+    def begin(key):
         params = init_fn(key)
         names = ("loss", "count", "grad_norm", "steps", "lr", *aux)
         return TrainState(
@@ -45,23 +49,13 @@ def _start(init_fn, tx, ema: bool, aux: Sequence[str]) -> Callable[[Array], Trai
             bad_step=jnp.full((), -1, jnp.int32),
         )
 
-    return start
+    return begin
 
 
-def abstract_state(
-    init_fn: Callable[[Array], Any],
-    tx: optax.GradientTransformation,
-    mesh: Mesh,
-    *,
-    ema: bool = False,
-    aux: Sequence[str] = (),
-) -> TrainState:
+def abstract_state(start: Callable[[Array], TrainState], mesh: Mesh) -> TrainState:
     """The state's ShapeDtypeStructs with their shardings on `mesh`: to restore into, to compile for, to
-    count.
-
-    init_fn(key) -> params; `aux`: names of the sums that the loss function returns beside loss and count.
-    """
-    shapes = jax.eval_shape(_start(init_fn, tx, ema, aux), jax.random.key(0))
+    count."""
+    shapes = jax.eval_shape(start, jax.random.key(0))
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
@@ -69,16 +63,7 @@ def abstract_state(
     )
 
 
-def init_state(
-    init_fn: Callable[[Array], Any],
-    tx: optax.GradientTransformation,
-    mesh: Mesh,
-    seed: int,
-    *,
-    ema: bool = False,
-    aux: Sequence[str] = (),
-) -> TrainState:
+def init_state(start: Callable[[Array], TrainState], mesh: Mesh, seed: int) -> TrainState:
     """A fresh state, each array created where it will lie; the same bits on every mesh."""
-    like = abstract_state(init_fn, tx, mesh, ema=ema, aux=aux)
-    where = jax.tree.map(lambda leaf: leaf.sharding, like)
-    return jax.jit(_start(init_fn, tx, ema, aux), out_shardings=where)(jax.random.key(seed))
+    where = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(start, mesh))
+    return jax.jit(start, out_shardings=where)(jax.random.key(seed))

@@ -64,10 +64,10 @@ class Task(abc.ABC):
     def valid_source(self):
         """(random-access source, transform or None)"""
 
-    @functools.cache  # noqa: B019 — a task lives as long as its run
-    def evaluate_step(self, mesh):
-        """`evaluate`, compiled once."""
-        return jax.jit(shard.within(mesh, self.evaluate))
+    @functools.cached_property
+    def evaluate_step(self):
+        """Of a mesh: `evaluate`, compiled once."""
+        return functools.cache(lambda mesh: jax.jit(shard.within(mesh, self.evaluate)))
 
     @functools.cached_property
     def valid(self):
@@ -114,8 +114,7 @@ class Text(Task):
 
     def nll(self, params, batch, rngs=None, train=False):
         """[B, L] nats, float32 or wider."""
-        keys = ("position", "segment", "targets")
-        given = {k: batch[k] for k in keys}
+        given = {k: batch[k] for k in ("position", "segment", "targets")}
         return self.apply(params, batch["tokens"], **given, train=train, rngs=rngs or evaluation_rngs())
 
     def loss(self, params, batch, rngs, train):
@@ -149,14 +148,15 @@ class Text(Task):
     def digests(self):
         return {split: self.corpus(split).digest for split in ("train", "valid")}
 
-    @functools.cache  # noqa: B019 — a task lives as long as its run
-    def corpus(self, split):
-        return corpus.build_corpus(self.config.data, split)
+    @functools.cached_property
+    def corpus(self):
+        """Of a split, opened once."""
+        return functools.cache(functools.partial(corpus.build_corpus, self.config.data))
 
     def eval_constants(self):
         """What `evaluate` reads beside the batch: bytes of text that each token stands for, [V]."""
         table = np.zeros(self.config.data.vocab, np.int32)
-        own = corpus.open_tokenizer(self.config.data).token_bytes
+        own = self.corpus("valid").tokenizer.token_bytes
         table[: len(own)] = own
         return table
 

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from jojax.clock import format_seconds
 from jojax.errors import UserError
 
@@ -21,7 +19,7 @@ Scalar = Any  # float, int, NumPy or JAX scalar
 
 
 class _SummaryWriter:
-    """clu's SummaryWriter over tensorboardX: the part of its interface that writes without TensorFlow."""
+    """clu's SummaryWriter over tensorboardX, without TensorFlow: what is asked of it here."""
 
     def __init__(self, logdir: str, purge_step: int | None = None):
         import tensorboardX
@@ -31,21 +29,6 @@ class _SummaryWriter:
     def write_scalars(self, step: int, scalars: Mapping[str, Scalar]):
         for key, value in scalars.items():
             self._writer.add_scalar(key, float(value), step)
-
-    def write_texts(self, step: int, texts: Mapping[str, str]):
-        for key, value in texts.items():
-            self._writer.add_text(key, value, step)
-
-    def write_images(self, step: int, images: Mapping[str, Any]):
-        for key, value in images.items():
-            self._writer.add_images(key, np.asarray(value), step, dataformats="NHWC")
-
-    def write_histograms(self, step: int, arrays: Mapping[str, Any], num_buckets=None):
-        for key, value in arrays.items():
-            self._writer.add_histogram(key, np.asarray(value), step)
-
-    def write_hparams(self, hparams: Mapping[str, Any]):
-        self._writer.add_text("hparams", json.dumps(plain(hparams), indent=1), 0)
 
     def flush(self):
         self._writer.flush()
@@ -105,11 +88,6 @@ class Writer:
             self._file.write(line + "\n")
             self._file.flush()  # into the kernel: survives a kill of the process
             self._events.write_scalars(int(step), dict(values))
-
-    def text(self, name: str, text: str) -> None:
-        """A text (the config, say) to TensorBoard."""
-        if self._primary:
-            self._events.write_texts(0, {name: text})
 
     def print(self, line: str) -> None:
         if self._primary:
@@ -175,20 +153,32 @@ def _drop_after(path: Path, step: int) -> None:
 def only_one(workdir: str | os.PathLike):
     """Holds `workdir` for one run; a second one gets a UserError. The lock ends with the process, however it ends."""
     path = Path(workdir) / ".lock"
-    with writable(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{workdir} is in use by another run: wait for it, or choose another --workdir") from None
-        except OSError:  # a file system without locks
-            pass
+    with _locked(path):
         try:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+def _locked(path: Path):
+    """The open file, for this process alone. What was locked may have lost its name meanwhile, to a run that ended."""
+    while True:
+        with writable(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise UserError(
+                f"{path.parent} is in use by another run: wait for it, or choose another --workdir"
+            ) from None
+        except OSError:  # a file system without locks
+            return file
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        file.close()
 
 
 def write_result(workdir: str | os.PathLike, result: Mapping[str, Any]) -> Path:

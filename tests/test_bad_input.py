@@ -27,6 +27,14 @@ TEXT = {
     "an encoding's name": ({"encoding.name": "ropy"}, r"encoding\.name = 'ropy': no module .*; name a file in"),
     "warm-up": ({"optim.warmup_steps": 30}, r"optim\.warmup_steps=30 must be smaller than the 30 steps"),
     "a schedule": ({"optim.schedule": "step"}, r"optim\.schedule='step' is unknown; choose one of cosine, "),
+    "a rate to end at": (
+        {"optim.schedule": "constant", "optim.end_lr_fraction": 0.1}, r"fraction=0\.1 does nothing beside"
+    ),
+    "text beside shards": (
+        {"data.source": "tokens", "data.path": "gone"}, r"train\.jsonl' would not be read: .*set data\.source to text"
+    ),
+    "the type of activations": ({"dtype": "float16"}, r"dtype = 'float16': choose from float32, bfloat16, float64"),
+    "a double without x64": ({"dtype": "float64"}, r"dtype = 'float64' needs JAX_ENABLE_X64=1 in the environment"),
     "other devices": ({"mesh.data": 3}, r"mesh\.data=3 .* does not fit 8 devices"),
     "too long a window": ({"eval.lengths": (32, 4096)}, r"no document has 4096 predictions .*: use smaller lengths"),
     "windows that do not divide": ({"eval.lengths": (32, 48)}, r"eval\.lengths: 32 does not divide 48"),
@@ -40,6 +48,7 @@ IMAGES = {
     "an unprepared set": ({"data.source": "tfds", "data.path": "tests"}, r"data\.name to a data set under it"),
     "classes": ({"data.classes": 12}, r"data\.classes is 12, but Fashion-MNIST has 10 classes: set it"),
     "patches": ({"model.patch": 5}, r"32×32 has no whole number of 5×5 patches: change model\.patch"),
+    "one block to drop": ({"model.depth": 1, "model.drop_path": 0.1}, r"drop_path = 0\.1 does nothing at model\.depth"),
     "a resolution": ({"eval.resolutions": (32, 33)}, r"33×33 has no whole number of 8×8 patches"),
     "a head that mixed frames cannot halve": ({"model.head_dim": 6}, r"make model\.head_dim = 6 divisible by 4"),
 }  # fmt: skip

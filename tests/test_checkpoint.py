@@ -32,8 +32,8 @@ def start(devices=8, width=256, names=("mlp", "head"), tx=None, ema=True, seed=0
         }
 
     tx = tx or optax.adam(1e-3)
-    made = state.init_state(init_fn, tx, mesh, seed, ema=ema, aux=("correct",))
-    return made, state.abstract_state(init_fn, tx, mesh, ema=ema, aux=("correct",))
+    begin = state.start(init_fn, tx, ema=ema, aux=("correct",))
+    return state.init_state(begin, mesh, seed), state.abstract_state(begin, mesh)
 
 
 def same(a, b):

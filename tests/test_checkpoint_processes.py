@@ -86,7 +86,7 @@ import jax, os, pathlib
 import numpy as np
 jax.config.update("jax_num_cpu_devices", 4)
 jax.distributed.initialize("127.0.0.1:" + sys.argv[3], 2, int(sys.argv[2]))
-from jojax import shard
+from jojax import checkpoint, shard
 from jojax.checkpoint import Checkpoints
 made, like = t.start()
 rank = jax.process_index()
@@ -100,6 +100,8 @@ for piece in batch.addressable_shards:
 count = np.arange(16)[:, None]
 assert int(jax.jit(lambda x: (x * count).sum())(batch)) == (whole * count).sum()
 assert shard.any_process(rank == 1) and not shard.any_process(False)
+seen, damage = [], checkpoint.damage
+checkpoint.damage = lambda folder: seen.append(folder.name) or damage(folder)
 with Checkpoints(sys.argv[1]) as checkpoints:
     for step in (10, 20):
         checkpoints.save(step, t.at(made, step), t.META | {"step": step})
@@ -112,6 +114,7 @@ with Checkpoints(sys.argv[1]) as checkpoints:
     for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(t.at(made, 10)), strict=True):
         for x, y in zip(a.addressable_shards, b.addressable_shards, strict=True):
             assert np.array_equal(x.data, y.data)
+assert seen == [["20", "10"], []][rank]   # one reads all files
 print("fine", rows[0])
 """
 

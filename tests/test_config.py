@@ -154,7 +154,6 @@ def test_validate_passes_and_returns(folder):
         ("seed", -1, "0 … 2³²-1"),
         ("steps", 0, "at least 1"),
         ("batch_size", 0, "at least 1"),
-        ("dtype", "float16", "float32, bfloat16 or float64"),
         ("optim.lr", -1.0, "at least 0"),
         ("optim.ema", 1.0, "0 \\(off\\) … 1, without 1"),
         ("log.every_steps", 0, "at least 1"),

@@ -56,7 +56,7 @@ def five_steps(dtype="float32", **sizes):
     """(first state, losses, last state as NumPy, split parameters, compiled step) of the training loop's parts."""
     run = made(sizes, dtype)
     run.open_data()
-    now = state.init_state(run.job.init, run.tx, run.mesh, 0)
+    now = state.init_state(run.start, run.mesh, 0)
     first = tree.leaves(jax.device_get(now))
     split = {n for n, leaf in tree.leaves(now.params).items() if not leaf.sharding.is_fully_replicated}
     losses, step = [], run.step_fn.lower(now, run.abstract_batch()).compile()

@@ -1,9 +1,11 @@
 """Evaluation against NumPy loops over single examples: every one once, whatever the batch; and the command."""
 
 import functools
+import gc
 import json
 import math
 import shutil
+import weakref
 
 import jax
 import numpy as np
@@ -27,6 +29,17 @@ def test_a_kernel_of_the_training_s_devices_is_not_asked_of_these(tmp_path):
     record["config"]["attention"] = "splash"
     (workdir / "result.json").write_text(json.dumps(record))
     assert restored(workdir)[1].model.spec.attention == "auto"
+
+
+def test_a_task_that_nobody_holds_is_gone_with_all_it_opened(monkeypatch):
+    _, job, params, mesh = restored(trained())
+    first = evaluate.evaluate_split(job, params, mesh)
+    monkeypatch.setattr(task.corpus, "open_tokenizer", None)  # the corpus has it
+    assert evaluate.evaluate_split(job, params, mesh) == first
+    left = [weakref.ref(thing) for thing in (job, job.corpus("valid"), job.evaluate_step(mesh))]
+    del job
+    gc.collect()
+    assert [ref() for ref in left] == [None] * 3
 
 
 def log_softmax(logits):

@@ -155,6 +155,14 @@ def angles(options, dims=CUBE):
         return np.asarray(frame.angles[0])
 
 
+@pytest.mark.parametrize("options", [AXIAL, FREQ, BASIS], ids=["rope", "freq", "basis"])
+def test_images_share_their_angles(options):
+    encoding = encodings.build(options, CUBE)(parent=None)
+    ctx = encodings.Context(position=jnp.zeros((5, 7, 3)), restart=None, segment=None, placed=jnp.ones((5, 7), bool))
+    frame = encoding.init_with_output(jax.random.key(0), None, None, ctx, method="journey")[0].frame
+    assert len(frame.angles) == len(frame.where(ctx.placed).angles) == 1
+
+
 def test_starts_on_three_axes():
     """Axial: a third of the planes an axis, spectrum and all. Mixed: three orthonormal directions a head."""
     one = 100.0 ** -np.array([0, 0.5])

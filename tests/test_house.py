@@ -149,6 +149,11 @@ def test_files_and_functions_stay_short(path):
             assert node.end_lineno - node.lineno + 1 <= 60, f"{path}: {node.name}"
 
 
+@pytest.mark.parametrize("name", ["train", "evaluate", "generate", "harness", "show"])
+def test_commands_that_run_models_keep_what_they_compiled(name):
+    assert "    cli.keep_compiled()\n" in (ROOT / "jojax" / f"{name}.py").read_text().split("\ndef main(")[1]
+
+
 def test_importing_jojax_is_light():
     heavy = "{'jax', 'flax', 'numpy', 'tensorflow'} & set(sys.modules)"
     found = subprocess.check_output([sys.executable, "-c", f"import sys, jojax; print({heavy})"], text=True, cwd=ROOT)

@@ -238,6 +238,15 @@ def test_odd_lengths_lower_for_nvidia(monkeypatch, causal):
     assert "__cudnn$fmhaSoftmaxBackward" in text
 
 
+def test_wide_heads_do_not_lower_where_no_gpu_is(monkeypatch):
+    """JAX's own limit, else `widest` could say what the chip takes."""
+    monkeypatch.setattr("jax._src.cudnn.fused_attention_stablehlo.check_cudnn_version", lambda: 91900)
+    q, k = (jax.ShapeDtypeStruct((B, 256, *heads, 136), "bfloat16") for heads in ((G, R), (G,)))
+    at = Sites(jnp.arange(256), None)
+    with pytest.raises(NotImplementedError, match="head dim must be <= 128"):
+        jax.eval_shape(lambda q, k: kernels.cudnn(q, k, k, at, at, causal=True, scale=1.0), q, k)
+
+
 def test_the_exact_model_does_without_the_kernel():
     job = task.make(runs.config_of(runs.LM, runs.lm(dtype="bfloat16", attention="cudnn")))
     assert job.model.spec.attention == "cudnn" and job.exact.spec.attention == "auto"

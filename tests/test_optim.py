@@ -166,7 +166,7 @@ def test_the_schedule_follows_the_given_step_not_a_counter():
     ],
 )
 def test_schedules(name, points):
-    cfg = ConfigDict(dict(lr=2.0, schedule=name, warmup_steps=10, end_lr_fraction=0.1))
+    cfg = ConfigDict(dict(lr=2.0, schedule=name, warmup_steps=10, end_lr_fraction=0.1 * (name != "constant")))
     for start in (0, 100):
         rate = optim.schedule(cfg, 50, start)
         np.testing.assert_allclose([rate(start + t) for t in points], list(points.values()), rtol=1e-5)
@@ -180,6 +180,7 @@ def test_schedules(name, points):
         (dict(lr=1, schedule="step"), "optim.schedule='step' .* cosine, constant, linear"),
         (dict(lr=1, momentum=0.9), "optim.momentum is not .* b1, b2"),
         (dict(schedule="cosine"), "optim.lr is missing"),
+        (dict(lr=1, schedule="constant", end_lr_fraction=0.1), "end_lr_fraction=0.1 does nothing beside .*'constant'"),
         (dict(lr=1, warmup_steps=50), "optim.warmup_steps=50 must be smaller than the 50 steps"),
     ],
 )

@@ -189,6 +189,10 @@ IDLE = [
     ({"name": "rope", "learned": True, "freq_init": "normal"}, "base", 100.0, "geometric frequencies"),
     (CONTENT | {"angle_base": "zero"}, "base", 100.0, "geometric frequencies"),
     (CONTENT | {"angle_base": "zero"}, "learned", True, "angle_base = 'rope'"),
+    *(
+        (CONTENT | {"angle_base": "zero", "accumulate": "none", "form": "axial"}, option, value, "angle_base = 'rope'")
+        for option, value in (("coord", "unit_center"), ("cls_pos", "center"), ("perturb_sigma", 1.0))
+    ),
     (POSITION, "angle_bound", "none", "content angles (angle_source)"),
     (POSITION, "angle_init", "normal", "content angles (angle_source)"),
     (POSITION, "accumulate", "none", "content angles (angle_source)"),
@@ -208,6 +212,9 @@ IDLE = [
         True,
         "draws of a block's own (steps = 'omega' or 'unit')",
     ),
+    ({"name": "grape_m", "kind": "plane"}, "base", 100.0, "kind = 'freq' or 'basis' or 'mix' or 'ctx'"),
+    ({"name": "grape_m", "kind": "mix"}, "per_head", True, "kind = 'freq' or 'basis' or 'ctx'"),
+    ({"name": "grape_m", "kind": "ctx", "phase_fn": "one"}, "per_head", True, "phases of content"),
     ({"name": "absolute", "kind": "learned"}, "base", 100.0, "waves (kind = 'sinusoidal' or 'sincos2d')"),
 ]
 
@@ -227,6 +234,8 @@ def test_an_option_that_does_nothing_beside_the_others_is_refused(encoding, opti
     [
         (CONTENT | {"angle_base": "zero", "angle_bound": "tanh_freq"}, "base", 100.0),
         (CONTENT | {"angle_base": "zero", "v_angles": "fixed"}, "learned", True),
+        ({"name": "grape_m", "kind": "ctx"}, "per_head", True),
+        ({"name": "grape_m", "kind": "ctx", "phase_fn": "one"}, "base", 100.0),
         ({"name": "rope", "learned": True}, "base", 100.0),
         ({"name": "joformer", "angle_source": "token_table"}, "angle_share_layers", True),
     ],

@@ -130,6 +130,7 @@ def test_encodings_of_attention_are_refused(name):
         ({"model.kv_heads": 2}, r"model\.kv_heads does nothing beside model\.mixer = 'recurrence': leave its default"),
         ({"model.window": 7}, r"model\.window does nothing beside"),
         ({"model.qk_norm": "before"}, r"model\.qk_norm does nothing beside"),
+        ({"model.kv_shift": True}, r"model\.kv_shift does nothing beside"),
         ({"attention": "chunked"}, r"attention does nothing beside"),
     ],
 )

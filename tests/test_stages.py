@@ -121,6 +121,13 @@ def test_the_check_sees_a_small_change():
             stages.check_alike((f, {"a": 3.0}), (f, {"a": other}), stage)
 
 
+def test_the_check_multiplies_at_full_precision():
+    seen = []
+    f = lambda p: seen.append(jax.config.jax_default_matmul_precision) or p["a"] * jnp.ones(2)  # noqa: E731
+    stages.check_alike((f, {"a": 3.0}), (f, {"a": 3.0}), stages.Stage(2, 4, 7, False, None))
+    assert seen == ["highest", "highest"]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -40,7 +40,7 @@ def make(name, seed=3):
     mesh = shard.make_mesh(ConfigDict(sizes), jax.devices()[:devices])
     params = jax.eval_shape(init_fn, jax.random.key(0))
     tx = optim.make(ConfigDict(dict(lr=1e-3)), 10, params)
-    return state.init_state(init_fn, tx, mesh, seed, ema=True, aux=("correct",)), mesh
+    return state.init_state(state.start(init_fn, tx, ema=True, aux=("correct",)), mesh, seed), mesh
 
 
 @pytest.mark.parametrize("name", [name for name in MESHES if name != "one"])
@@ -75,9 +75,10 @@ def test_init_compiles_to_its_shards_only():
         return {"w": jax.random.normal(key, (1024, 512))}
 
     tx = optim.make(ConfigDict(dict(lr=1e-3)), 10, jax.eval_shape(big, jax.random.key(0)))
-    like = state.abstract_state(big, tx, mesh)
+    start = state.start(big, tx)
+    like = state.abstract_state(start, mesh)
     where = jax.tree.map(lambda leaf: leaf.sharding, like)
-    compiled = jax.jit(state._start(big, tx, False, ()), out_shardings=where).lower(jax.random.key(0)).compile()
+    compiled = jax.jit(start, out_shardings=where).lower(jax.random.key(0)).compile()
     memory = compiled.memory_analysis()
     whole = 1024 * 512 * 4
     assert memory.output_size_in_bytes < 3 * whole / 8 + 4096  # parameters and two moments, an eighth each
@@ -97,7 +98,7 @@ def test_abstract_state_is_the_states_shape():
     made, mesh = make("mixed")
     params = jax.eval_shape(init_fn, jax.random.key(0))
     tx = optim.make(ConfigDict(dict(lr=1e-3)), 10, params)
-    like = state.abstract_state(init_fn, tx, mesh, ema=True, aux=("correct",))
+    like = state.abstract_state(state.start(init_fn, tx, ema=True, aux=("correct",)), mesh)
     assert jax.tree.structure(like) == jax.tree.structure(made)
 
     def same(a, b):

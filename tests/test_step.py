@@ -59,7 +59,7 @@ def program(kind="adamw", accumulate=1, layout="1"):
     cfg = config(accumulate)
     mesh = shard.make_mesh(ConfigDict(sizes), jax.devices()[:devices])
     tx = optax.sgd(1.0) if kind == "sgd" else optim.make(cfg.optim, cfg.steps, jax.eval_shape(init_fn, 0))
-    made = state.init_state(init_fn, tx, mesh, cfg.seed, ema=True, aux=("correct",))
+    made = state.init_state(state.start(init_fn, tx, ema=True, aux=("correct",)), mesh, cfg.seed)
     where = jax.tree.map(lambda leaf: leaf.sharding, made)
     return jax.device_get(made), where, step.make_train_step(loss_fn, tx, cfg, where), mesh
 
@@ -172,7 +172,7 @@ def test_a_bad_gradient_under_a_finite_loss(rng):
     cfg = config()
     mesh = shard.make_mesh(ConfigDict(dict(data=1)), jax.devices()[:1])
     tx = optax.sgd(0.1)
-    now = state.init_state(lambda key: {"w": jnp.zeros(3)}, tx, mesh, 0)
+    now = state.init_state(state.start(lambda key: {"w": jnp.zeros(3)}, tx), mesh, 0)
     now = step.make_train_step(root, tx, cfg)(now, jnp.zeros(1))
     assert now.bad_step == 1 and now.sums["loss"] == 0
     np.testing.assert_array_equal(now.params["w"], 0)
@@ -233,7 +233,7 @@ def test_grad_norm_is_that_of_the_mean_before_clipping(rng):
 def test_unnamed_sums_are_refused(rng):
     cfg = config()
     mesh = shard.make_mesh(ConfigDict(dict(data=1)), jax.devices()[:1])
-    now = state.init_state(init_fn, optax.sgd(0.1), mesh, 0)
+    now = state.init_state(state.start(init_fn, optax.sgd(0.1)), mesh, 0)
     with pytest.raises(ValueError, match=r"sums \['correct'\]: create the state with aux=\['correct'\]"):
         step.make_train_step(loss_fn, optax.sgd(0.1), cfg)(now, next(batches(rng, 1)))
 
@@ -249,7 +249,7 @@ def test_keys_depend_on_seed_step_name_and_micro_batch():
     mesh = shard.make_mesh(ConfigDict(dict(data=1)), jax.devices()[:1])
     for seed, accumulate in ((5, 1), (5, 2), (6, 1)):
         tx = optax.sgd(0.0)
-        now = state.init_state(lambda key: {"w": jnp.zeros(3)}, tx, mesh, 0, aux=("encoding",))
+        now = state.init_state(state.start(lambda key: {"w": jnp.zeros(3)}, tx, aux=("encoding",)), mesh, 0)
         train_step = step.make_train_step(draw, tx, config(accumulate, seed, log_every=1))
         for i in range(2):
             now = train_step(now, jnp.zeros((2, 1)))

@@ -1,6 +1,8 @@
 """batch = f(seed, step): the same batches in any order of asking, from any start, on any number of hosts."""
 
+import os
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -53,11 +55,12 @@ def images():
     return open_source(CFG, "train")
 
 
-@pytest.mark.parametrize("threads", [0, 1, 3])
-def test_iteration_seek_and_random_access_agree(images, threads):
-    batches = stream.train_batches(
-        images, 6, 1, transform=image_train_transform(CFG), start_step=2, num_threads=threads
-    )
+@pytest.mark.parametrize(("threads", "rows"), [(0, 0), (1, 0), (3, 0), (0, 2), (2, 5)])
+def test_iteration_seek_and_random_access_agree(images, threads, rows):
+    transform, threads = image_train_transform(CFG), dict(num_threads=threads, row_threads=rows)
+    batches = stream.train_batches(images, 6, 1, transform=transform, start_step=2, **threads)
+    alone = stream.train_batches(images, 6, 1, transform=transform, num_threads=0, row_threads=0)
+    assert equal(batches[2], alone[2])
     assert batches.step == 2
     for step in (2, 3, 4):
         assert equal(next(batches), batches[step])
@@ -207,10 +210,35 @@ def test_bad_batch_sizes_and_seeds():
         stream.train_batches(Numbers(9), 3, -1)
 
 
-def test_epoch_steps():
-    assert stream.epoch_steps(50_000, 128) == 391
-    assert stream.epoch_steps(50_000, 128, epochs=200) == 78_125
-    assert stream.epoch_steps(5, 128) == 1
+@pytest.mark.parametrize("cores", [1, 2, 3, 100])
+def test_a_machine_of_many_cores_makes_rows_of_one_batch_at_a_time(monkeypatch, cores):
+    """Those that a transform makes; no other thread waits for its turn there. The batches are the same."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(cores))
+    wanted = 1 if cores <= 2 else min(cores, 32)
+    together = threading.Barrier(wanted, timeout=30)
+
+    def meets(example, *_):
+        together.wait()
+        return example
+
+    for make in (stream.train_batches, stream.eval_batches):
+        seed = (7,) if make is stream.train_batches else ()
+        batches = make(Numbers(96), wanted, *seed, transform=meets, num_threads=1)
+        plain = make(Numbers(96), wanted, *seed, num_threads=1)
+        assert equal(batches[2], plain[2]) and not together.broken
+        for _ in range(2):
+            assert equal(next(batches), next(plain))
+        batches.close()
+
+
+def test_a_row_that_fails_in_its_thread_is_told(images):
+    def fails(example, rng):
+        raise UserError("copy the files again")
+
+    batches = stream.train_batches(images, 4, 0, transform=fails, row_threads=3)
+    with pytest.raises(UserError, match="copy the files again"):
+        next(batches)
+    batches.close()
 
 
 def test_no_tensorflow():

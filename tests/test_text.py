@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jojax.data import corpus as corpora
-from jojax.data.corpus import Corpus, build_corpus, open_tokenizer
+from jojax.data.corpus import build_corpus, open_tokenizer
 from jojax.data.documents import open_documents
 from jojax.data.text import BPETokenizer, ByteTokenizer, load_tokenizer
 from jojax.errors import UserError
@@ -68,7 +68,7 @@ def test_empty_documents_are_counted_and_reported(cfg, caplog):
     assert len(docs) == 4 and docs.skipped == 2 and docs.titles == ["T0", "T2", "T4", "T5"]
     for _ in range(2):  # built, and read from the cache
         caplog.clear()
-        assert build_corpus(cfg, "train").skipped == 2
+        build_corpus(cfg, "train")
         assert "2 empty documents are left out" in caplog.text
 
 
@@ -132,7 +132,7 @@ def test_bpe_compresses_and_keeps_the_end_marker_as_text(bpe):
 
 def test_saved_tokenizers_load_equal(bpe, tmp_path):
     for tokenizer in (ByteTokenizer(), bpe):
-        tokenizer.save(tmp_path / "t.json")
+        (tmp_path / "t.json").write_text(tokenizer.json, encoding="utf-8")
         again = open_tokenizer({"tokenizer": str(tmp_path / "t.json")})
         assert type(again) is type(tokenizer) and again.vocab_size == tokenizer.vocab_size
         assert all(map(np.array_equal, again.encode_documents(TEXTS), tokenizer.encode_documents(TEXTS)))
@@ -248,8 +248,3 @@ def test_cache_folder_order(monkeypatch):
     assert str(corpora.cache_folder({})) == "/env"
     monkeypatch.delenv("JOJAX_CACHE")
     assert corpora.cache_folder({}).parts[-2:] == (".cache", "jojax")
-
-
-def test_corpus_refuses_ids_outside_the_vocabulary():
-    with pytest.raises(UserError, match="token id 257, but its tokenizer has only the ids 0 to 256"):
-        Corpus(np.array([1, 257, 256], np.int32), np.array([0, 3]), ByteTokenizer())

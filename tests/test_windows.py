@@ -14,12 +14,8 @@ from jojax.errors import UserError
 def make_corpus(lengths, seed=0):
     """Documents of these lengths, the end included; all tokens differ, so that a mix-up shows."""
     assert sum(lengths) < 70_000
-
-    class Wide(ByteTokenizer):
-        vocab_size = 70_000
-
     tokens = np.random.default_rng(seed).permutation(70_000)[: sum(lengths)].astype(np.int32)
-    return Corpus(tokens, np.concatenate([[0], np.cumsum(lengths)]), Wide())
+    return Corpus(tokens, np.concatenate([[0], np.cumsum(lengths)]), ByteTokenizer())
 
 
 LENGTHS = st.lists(st.integers(2, 23), min_size=1, max_size=8)

@@ -1,5 +1,6 @@
 """What a run leaves in its workdir."""
 
+import fcntl
 import json
 import subprocess
 import sys
@@ -32,7 +33,6 @@ def test_scalars_reach_both_files(tmp_path):
     with writer.Writer(tmp_path / "run") as out:
         out.scalars(1, {"train/loss": jnp.float32(0.5), "rate": 3})
         out.scalars(2, {"train/loss": np.float64(0.25), "rate": float("nan")})
-        out.text("config", "seed: 0")
     assert writer.read_metrics(tmp_path / "run") == [
         {"step": 1, "train/loss": 0.5, "rate": 3},
         {"step": 2, "train/loss": 0.25, "rate": None},
@@ -68,7 +68,6 @@ def test_resuming_drops_the_lines_after_the_restored_step(tmp_path, start, left)
 def test_other_processes_write_nothing(tmp_path, capsys):
     with writer.Writer(tmp_path / "run", primary=False) as out:
         out.scalars(1, {"loss": 1.0})
-        out.text("config", "")
         out.print("line")
     assert not (tmp_path / "run").exists()
     assert capsys.readouterr().out == ""
@@ -84,18 +83,6 @@ def test_no_tensorflow_is_loaded(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_all_that_clu_asks_of_the_event_writer(tmp_path):
-    out = writer._SummaryWriter(str(tmp_path))
-    out.write_images(1, {"image": jnp.zeros((2, 4, 5, 3))})
-    out.write_histograms(1, {"weights": jnp.arange(7.0)})
-    out.write_hparams({"lr": 0.1, "model": {"width": 8}})
-    out.write_scalars(3, {"loss": 2.0})
-    out.flush()
-    out.close()
-    tags = {tag for _, tag, _ in events(tmp_path)}
-    assert {"loss", "weights"} <= tags and any("image" in tag for tag in tags) and any("hparams" in tag for tag in tags)
 
 
 def test_progress_line():
@@ -158,6 +145,25 @@ def test_a_folder_is_one_run_s(tmp_path):
     with writer.only_one(tmp_path / "run"):
         assert [p.name for p in (tmp_path / "run").iterdir()] == [".lock"]
     assert not any((tmp_path / "run").iterdir())
+
+
+def test_a_folder_is_one_run_s_when_another_ends_just_now(tmp_path, monkeypatch):
+    """Between a run's opening the file and locking it: another removes it, and a third one makes it anew."""
+    others, lock = [], fcntl.flock
+
+    def late(file, how):
+        if not others:
+            (tmp_path / ".lock").unlink()
+            others.append((tmp_path / ".lock").open("w"))
+            lock(others[0], how)
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(UserError, match="is in use by another run"), writer.only_one(tmp_path):
+        pass
+    others[0].close()
+    with writer.only_one(tmp_path):
+        pass
 
 
 def test_a_line_that_is_no_metrics_is_named(tmp_path):

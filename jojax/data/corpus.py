@@ -31,27 +31,13 @@ class Corpus:
       tokens: int32 [N], or TokenShards; every document ends with tokenizer.eos.
       starts: int64 [D + 1]; document d is tokens[starts[d] : starts[d + 1]].
       tokenizer: see jojax.data.text.
-      skipped: number of empty documents that were left out.
       digest: of the text and the tokenizer.
-
-    Raises:
-      UserError: an id outside the tokenizer's vocabulary.
     """
 
     tokens: np.ndarray | TokenShards
     starts: np.ndarray
     tokenizer: Any
-    skipped: int = 0
     digest: str = ""
-
-    def __post_init__(self):
-        low, high, vocab = int(self.tokens.min()), int(self.tokens.max()), self.tokenizer.vocab_size
-        if low < 0 or high >= vocab:
-            odd = high if high >= vocab else low
-            raise UserError(
-                f"the corpus holds the token id {odd}, but its tokenizer has only the ids 0 to {vocab - 1}: "
-                "tokenise it with that tokenizer"
-            )
 
     def __len__(self):
         return len(self.starts) - 1
@@ -107,7 +93,7 @@ def build_corpus(data_cfg, split):
     """
     if data_cfg["source"] == "tokens":
         shards = TokenShards(data_cfg, split)
-        return Corpus(shards, shards.starts, open_tokenizer(data_cfg), digest=shards.digest)
+        return Corpus(shards, shards.starts, open_tokenizer(data_cfg), shards.digest)
     documents = open_documents(data_cfg, split)
     tokenizer = open_tokenizer(data_cfg)
 
@@ -120,7 +106,7 @@ def build_corpus(data_cfg, split):
     entry = cached(cache_folder(data_cfg), f"corpus-{key}", build)
     if entry["skipped"]:
         log.warning("%s: %d empty documents are left out", documents.path, entry["skipped"])
-    return Corpus(entry["tokens"], entry["starts"], tokenizer, int(entry["skipped"]), key)
+    return Corpus(entry["tokens"], entry["starts"], tokenizer, key)
 
 
 def _chunks(documents):

@@ -25,7 +25,7 @@ UNREAD = {
     "fashion_mnist": ("path", "name", "folder or tfds"),
     "wikipedia_excerpt": ("path", "name", "train_path", "valid_path", "text or tokens"),
     "text": ("path", "name", "tokens or probe"),
-    "tokens": ("name", "probe"),
+    "tokens": ("name", "train_path", "valid_path", "text or probe"),
     "probe": ("path", "train_path", "valid_path", "text or tokens"),
 }
 

@@ -11,11 +11,15 @@ the stream r times over, one set of all after the other, each row augmented on i
 part 1/r of the examples, r epochs all of them r times.
 """
 
+import concurrent.futures
+import os
+
 import grain
 import numpy as np
 
 from jojax.errors import UserError
 
+MOST = 32  # threads that make the rows of a batch; Python's lock keeps more of them waiting
 NO_PLACE = ("segment", "document")  # -1 in padding rows, where every other key is 0
 
 
@@ -27,7 +31,8 @@ class Batches:
     num_threads + 1 batches. The attribute `step` is the step of the batch that comes next.
     """
 
-    def __init__(self, dataset, start_step, num_threads):
+    def __init__(self, shares, start_step, num_threads):
+        self._shares, dataset = shares, grain.MapDataset.source(shares)
         self._dataset = dataset
         options = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=num_threads)
         self._iterator = iter(dataset.to_iter_dataset(options))
@@ -55,6 +60,7 @@ class Batches:
     def close(self):
         """Stops the threads; no batch can be read after it."""
         self._iterator.close()
+        self._shares.close()
 
 
 def train_batches(
@@ -67,6 +73,7 @@ def train_batches(
     process_index=0,
     process_count=1,
     num_threads=2,
+    row_threads=None,
     repeat=1,
 ):
     """The endless training stream of a source.
@@ -80,6 +87,8 @@ def train_batches(
       process_index, process_count: this host and their number; the parts of hosts 0, 1, … joined are the
         batch that one host would compute, bit for bit.
       num_threads: batches prepared at a time; 0 prepares each when it is asked for.
+      row_threads: rows of them made at a time; 0: a batch makes its own, one after the other. Default: that without a
+        transform, whose rows cost next to nothing, or on two cores, which the batches keep busy; else the cores.
       repeat: times that each example stands in its batch.
 
     Returns:
@@ -99,7 +108,8 @@ def train_batches(
         stream = grain.MapDataset.source(_Repeated(stream, batch_size, repeat))
     if transform is not None:
         stream = stream.random_map(transform, seed=augmentation_seed)
-    return Batches(_host_batches(stream, share, process_index, process_count), start_step, num_threads)
+    threads = _row_threads(transform) if row_threads is None else row_threads
+    return Batches(_Shares(stream, share, process_index, process_count, threads), start_step, num_threads)
 
 
 def eval_batches(source, batch_size, process_index=0, process_count=1, *, transform=None, num_threads=2):
@@ -115,13 +125,13 @@ def eval_batches(source, batch_size, process_index=0, process_count=1, *, transf
       UserError: batch_size is not a multiple of process_count.
     """
     share = _host_share(batch_size, process_count)
-    rows = grain.MapDataset.source(_Padded(source, transform, -(-len(source) // batch_size) * batch_size))
-    return Batches(_host_batches(rows, share, process_index, process_count), 0, num_threads)
+    rows = _Padded(source, transform, -(-len(source) // batch_size) * batch_size)
+    return Batches(_Shares(rows, share, process_index, process_count, _row_threads(transform)), 0, num_threads)
 
 
-def epoch_steps(examples, batch_size, epochs=1):
-    """The number of steps nearest to so many passes over so many examples; at least 1."""
-    return max(1, round(examples * epochs / batch_size))
+def _row_threads(transform):
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST) if transform and cores > 2 else 0
 
 
 class _Repeated:
@@ -160,6 +170,22 @@ def _host_share(batch_size, process_count):
     return batch_size // process_count
 
 
-def _host_batches(rows, share, process_index, process_count):
-    """Cut into shares, every process_count-th of which is this host's: rows step·B + index·share onward."""
-    return rows.batch(share, drop_remainder=True).slice(slice(process_index, None, process_count))
+class _Shares:
+    """This host's part of every batch: rows step·B + index·share onward, made by so many threads at a time."""
+
+    def __init__(self, rows, share, process_index, process_count, threads):
+        self._rows, self._share, self._index, self._count = rows, share, process_index, process_count
+        self._pool = concurrent.futures.ThreadPoolExecutor(threads) if threads else None
+
+    def __len__(self):
+        return len(self._rows) // (self._share * self._count)
+
+    def __getitem__(self, step):
+        start = (step * self._count + self._index) * self._share
+        make = self._pool.map if self._pool else map
+        rows = list(make(self._rows.__getitem__, range(start, start + self._share)))
+        return {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+
+    def close(self):
+        if self._pool:
+            self._pool.shutdown(wait=False, cancel_futures=True)

@@ -6,7 +6,7 @@ Both have the same interface:
   to_bytes(ids) -> bytes, end-of-document ids left out
   vocab_size, eos: int; token_bytes: int64 [vocab_size], UTF-8 bytes of each token, 0 for eos: over a
   document they sum to its length in bytes, so bits per byte are exact
-  save(path): a file that load_tokenizer reads
+  json: what a file holds that load_tokenizer reads
 """
 
 import functools
@@ -37,9 +37,6 @@ class ByteTokenizer:
 
     def to_bytes(self, ids):
         return bytes(int(i) for i in ids if i != self.eos)
-
-    def save(self, path):
-        pathlib.Path(path).write_text(self.json)
 
 
 class BPETokenizer:
@@ -118,9 +115,6 @@ class BPETokenizer:
     def to_bytes(self, ids):
         return b"".join(self._pieces[int(i)] for i in ids)
 
-    def save(self, path):
-        pathlib.Path(path).write_text(self.json, encoding="utf-8")
-
 
 @functools.cache
 def byte_of_character():
@@ -136,7 +130,7 @@ def byte_of_character():
 
 
 def load_tokenizer(path):
-    """The tokenizer of a file written by save(), or of any byte-level tokenizer.json with <|endoftext|>."""
+    """The tokenizer of a file that holds the `json` of one, or of any byte-level tokenizer.json with <|endoftext|>."""
     try:
         text = pathlib.Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

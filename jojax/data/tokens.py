@@ -46,7 +46,7 @@ def stored_tokenizer(data_cfg):
 
 
 class TokenShards:
-    """The tokens of a split as one array: len(), min(), max(), [indices] -> int32 of their shape.
+    """The tokens of a split as one array: len(), [indices] -> int32 of their shape.
 
     Attributes:
       starts: int64 [D + 1], as in Corpus; 8 bytes a document are all that is held in memory.
@@ -66,7 +66,6 @@ class TokenShards:
         starts = [_starts(folder / f"{s['name']}.starts.npy", s) for s in shards]
         ends = [part[1:] + first for part, first in zip(starts, self._first, strict=False)]
         self.starts = np.concatenate([np.zeros(1, np.int64), *ends])
-        self._vocab = index["tokenizer"]["vocab"]
         sums = [s["sha256"][key] for s in shards for key in ("tokens", "starts.npy")]
         self.digest = hashlib.sha256("\0".join([index["tokenizer"]["sha256"], *sums]).encode()).hexdigest()[:24]
 
@@ -81,13 +80,6 @@ class TokenShards:
             here = shard == number
             out[here] = self._maps[number][at[here] - self._first[number]]
         return out
-
-    def min(self):
-        return 0
-
-    def max(self):
-        """What the tokenizer could have written; to look at all tokens would be to read them all."""
-        return self._vocab - 1
 
 
 def _map(path, kind, count):

@@ -19,7 +19,7 @@ class PlaneFrame:
 
     x is [B, L, G, D], or [B, L, G, H/G, D] for queries that share a key head's frame."""
 
-    angles: Any  # [B, L, G or 1, D/2] radians
+    angles: Any  # [B or 1, L, G or 1, D/2] radians
     log_scale: Any = None  # [B, L, G or 1, D/2]; None = orthogonal
     pairing: str = struct.field(pytree_node=False, default="half")
 
@@ -110,8 +110,8 @@ class SubspaceFrame:
     R_i turns the planes of neighbouring columns by `angles`, or is the rotation `matrix`."""
 
     basis: Any  # E [G or 1, D, r]
-    angles: Any = None  # [B, L, G or 1, r/2] radians
-    matrix: Any = None  # [B, L, G or 1, r, r]
+    angles: Any = None  # [B or 1, L, G or 1, r/2] radians
+    matrix: Any = None  # [B or 1, L, G or 1, r, r]
 
     def apply(self, x):
         """A x"""
@@ -126,9 +126,11 @@ class SubspaceFrame:
     def where(self, placed):
         """The identity where `placed` [B, L] is False."""
         if self.matrix is None:
-            return dataclasses.replace(self, angles=jnp.where(placed[..., None, None], self.angles, 0))
+            mask = placed[: len(self.angles), :, None, None]  # images that share angles have one grid
+            return dataclasses.replace(self, angles=jnp.where(mask, self.angles, 0))
         one = jnp.eye(self.matrix.shape[-1], dtype=self.matrix.dtype)
-        return dataclasses.replace(self, matrix=jnp.where(placed[..., None, None, None], self.matrix, one))
+        mask = placed[: len(self.matrix), :, None, None, None]
+        return dataclasses.replace(self, matrix=jnp.where(mask, self.matrix, one))
 
     def _turn(self, x, sign):
         grouped = x.ndim == 5  # queries that share a key head's frame

@@ -97,6 +97,7 @@ class GrapeM(Rotary):
     def idle(self):
         idle = super().idle()
         for option, kinds in (
+            ("base", ("freq", "basis", "mix", "ctx")),
             ("per_head", ("freq", "basis", "ctx")),
             ("pairing", ("freq", "ctx")),
             ("basis", ("basis",)),
@@ -105,6 +106,8 @@ class GrapeM(Rotary):
         ):
             if self.kind not in kinds:
                 idle[option] = f"kind = {' or '.join(map(repr, kinds))}"
+        if (self.kind, self.phase_fn) == ("ctx", "one"):
+            idle["per_head"] = "phases of content"
         if self.dims.axes == 1:
             idle["form"] = "coordinates with several axes"
         if (self.kind, self.basis) != ("basis", "householder"):
@@ -113,19 +116,20 @@ class GrapeM(Rotary):
 
     @nn.compact
     def journey(self, shared, carry, ctx):
-        position, last = ctx.position[..., 0], None  # [B, L]
+        at = ctx.position[:1] if self.dims.grid else ctx.position  # a batch of images has one grid
+        position, last = at[..., 0], None  # [B or 1, L]
         if self.kind == "plane":
             frame = SubspaceFrame(self.frame_of(2), angles=position[..., None, None] * self.speeds(1))
         elif self.kind == "mix":
             phase = jnp.broadcast_to(position[..., None], (*position.shape, self.dims.kv_heads))
             frame = SubspaceFrame(self.frame_of(2 * self.planes), matrix=exp_phases(self.mixed(), phase))
         elif self.kind == "basis":
-            frame = SubspaceFrame(getattr(self, self.basis)(), angles=phases(ctx.position, self.velocities()))
+            frame = SubspaceFrame(getattr(self, self.basis)(), angles=phases(at, self.velocities()))
         elif self.content:
             phase, _, last = path_sum(self.gate(ctx), ctx)
             frame = PlaneFrame(phase[..., None] * self.spectrum(), pairing=self.pairing)
         else:
-            frame = PlaneFrame(phases(ctx.position, self.velocities()), pairing=self.pairing)
+            frame = PlaneFrame(phases(at, self.velocities()), pairing=self.pairing)
         return self.travel(frame, prefix=last)
 
     def velocities(self):

@@ -143,7 +143,8 @@ class JoFormer(Rope):
         if self.transport != "qkv":
             idle["v_angles"] = "transport = 'qkv'"
         if not self.turns_by_base:
-            idle |= dict.fromkeys(("learned", "fraction", "scale_method"), "angle_base = 'rope'")
+            unread = "learned", "fraction", "scale_method", "coord", "cls_pos", "perturb_sigma"
+            idle |= dict.fromkeys(unread, "angle_base = 'rope'")
         return idle
 
     @property

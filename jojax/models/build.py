@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import jax
+
 from jojax import encodings
 from jojax.encodings.base import Dims
 from jojax.errors import UserError
@@ -69,6 +71,8 @@ def build(config, trained=()) -> LM | ViT:
     """trained: the grid of the training, where images are now of another size."""
     if config.dtype not in DTYPES:
         raise UserError(f"dtype = {config.dtype!r}: choose from {', '.join(DTYPES)}")
+    if config.dtype == "float64" != jax.dtypes.canonicalize_dtype("float64"):
+        raise UserError("dtype = 'float64' needs JAX_ENABLE_X64=1 in the environment: else JAX computes in float32")
     m, dims = config.model, dataclasses.replace(dims_of(config), trained=trained)
     ratio = m.mlp_ratio + matching_width(m, dims) / dims.width
     spec = Spec(
@@ -89,6 +93,8 @@ def build(config, trained=()) -> LM | ViT:
             scan=m.scan,
             remat=m.remat,
         )
+    if m.drop_path and m.depth == 1:
+        raise UserError(f"model.drop_path = {m.drop_path} does nothing at model.depth = 1: set it to 0")
     return ViT(
         spec,
         encoding,

@@ -58,7 +58,8 @@ def refusal(name, q, k, v, *, causal, edge, **_):
 
 
 def widest():
-    """Head width that cuDNN takes."""
+    """Head width that JAX lets cuDNN take. It asks a GPU that is here: where there is none (a preflight), it refuses
+    more than 128 whatever the chip takes, and so must we."""
     device = jax.local_devices()[0]
     return 256 if device.platform == "gpu" and float(device.compute_capability) >= 9 else 128
 

@@ -32,6 +32,7 @@ def check(spec):
         ("model.kv_heads", spec.dims.kv_heads != spec.dims.heads),
         ("model.qk_norm", spec.qk_norm != "none"),
         ("model.window", spec.window != 0),
+        ("model.kv_shift", spec.kv_shift),
         ("attention", spec.attention != "auto"),
     ):
         if idle:

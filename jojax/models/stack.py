@@ -11,38 +11,24 @@ from flax import linen as nn
 from jojax.models.block import Block
 
 
-def run(
-    module,
-    state,
-    ctx,
-    shared,
-    sites,
-    *,
-    spec,
-    encoding,
-    scan,
-    remat,
-    drop_path=0.0,
-    past=None,
-    at=0,
-    capacity=0,
-):
-    """Inside `module`'s compact method: (x, carry) through all blocks. -> x [B, L, C], the new pasts or None."""
-    depth = spec.dims.depth
-    block = nn.remat(Block, prevent_cse=not scan) if remat else Block
+def run(module, state, ctx, shared, sites, *, drop_path=0.0, past=None, at=0, capacity=0):
+    """Inside the compact method of `module`, a model with spec, encoding, scan and remat: (x, carry) through all
+    blocks. -> x [B, L, C], the new pasts or None."""
+    depth = module.spec.dims.depth
+    block = nn.remat(Block, prevent_cse=not module.scan) if module.remat else Block
     block = nn.scan(
         block,
         variable_axes={"params": 0},
         split_rngs={"params": True, "dropout": True, "encoding": True},
         in_axes=(0, nn.broadcast, nn.broadcast, nn.broadcast, nn.broadcast),
         length=depth,
-        unroll=1 if scan else depth,
+        unroll=1 if module.scan else depth,
     )
     if depth > 1:
         starting = module.is_initializing()
         block = nn.map_variables(block, "params", pad_last, drop_last, init=starting, mutable=starting)
     rates = jnp.linspace(0, drop_path, depth) if drop_path else None
-    blocks = block(spec, encoding, advances=depth > 1, capacity=capacity, name="blocks")
+    blocks = block(module.spec, module.encoding, advances=depth > 1, capacity=capacity, name="blocks")
     (x, _), new = blocks(state, (past, rates), ctx, shared, sites, at)
     return x, new
 

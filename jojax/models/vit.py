@@ -80,10 +80,6 @@ class ViT(nn.Module):
             ctx,
             shared,
             (sites, sites),
-            spec=spec,
-            encoding=self.encoding,
-            scan=self.scan,
-            remat=self.remat,
             drop_path=self.drop_path,
         )
         x = spec.make_norm("norm")(x)

@@ -7,7 +7,7 @@
   saved with quality 90, which decode like photographs of that size but for their plainer content
 - text: the embedded Wikipedia articles through a byte-level BPE of 2,048 and of 16,384 tokens, and as bytes
 
-One process, one thread: a machine with n cores and `data` threads to spare makes up to n times as much.
+One process, one thread: a machine of n cores makes up to n times as much, n up to 32 (jojax/data/stream.py).
 """
 
 import argparse
