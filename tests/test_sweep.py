@@ -50,9 +50,12 @@ def test_a_sweep_skips_what_is_done_and_goes_on_after_a_failure(jobs, tmp_path, 
 def test_ctrl_c_stops_a_sweep(jobs, tmp_path):
     """The runs had it too and end by themselves; what waits is not started."""
     code = f"""
+import signal
 from pathlib import Path
 from scripts.launch import local, points
-run = "from pathlib import Path; import time; Path('began-{{0}}').touch(); time.sleep(15)"
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in the background are started without it
+run = "import signal, time; from pathlib import Path; signal.signal(2, signal.SIG_DFL); "
+run += "Path('began-{{0}}').touch(); time.sleep(15)"
 todo = [points.Point(Path(f"runs/{{n}}"), ["-c", run.format(n)], {{}}, "") for n in range(3)]
 local.run(todo, {jobs})
 """
