@@ -3,7 +3,7 @@
 Command: python3 -m jojax.train --config configs/wikipedia_lm.py:n=512,L=6,encoding=jo_projected_wiki \
              --config.data.path=DIR
     DIR: what scripts/prepare_data.py wikipedia DUMP --out DIR --vocab 16000 makes; texts as they are with
-    --config.data.source=text and --config.data.{train,valid}_path
+    --config.data.source=text --config.data.path= and --config.data.{train,valid}_path
 Table: JoFormer, table 3 (n ∈ 128, 256, 512, L ∈ 2, 4, 6)
 Expected: validation perplexity at n=512, L=6: projected 18.23, RoPE 18.67, sinusoidal 18.91 (one run each; no other
     source has these figures; tokenizer and windows unpublished, so compare bits per byte)

@@ -30,8 +30,8 @@ TEXT = {
     "a rate to end at": (
         {"optim.schedule": "constant", "optim.end_lr_fraction": 0.1}, r"fraction=0\.1 does nothing beside"
     ),
-    "text beside shards": (
-        {"data.source": "tokens", "data.path": "gone"}, r"train\.jsonl' would not be read: .*set data\.source to text"
+    "shards beside text": (
+        {"data.path": "gone"}, r"data\.path = 'gone' would not be read: .* to tokens or .* data\.path to ''"
     ),
     "the type of activations": ({"dtype": "float16"}, r"dtype = 'float16': choose from float32, bfloat16, float64"),
     "a double without x64": ({"dtype": "float64"}, r"dtype = 'float64' needs JAX_ENABLE_X64=1 in the environment"),

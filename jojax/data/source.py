@@ -25,7 +25,7 @@ UNREAD = {
     "fashion_mnist": ("path", "name", "folder or tfds"),
     "wikipedia_excerpt": ("path", "name", "train_path", "valid_path", "text or tokens"),
     "text": ("path", "name", "tokens or probe"),
-    "tokens": ("name", "train_path", "valid_path", "text or probe"),
+    "tokens": ("name", "probe"),
     "probe": ("path", "train_path", "valid_path", "text or tokens"),
 }
 
@@ -37,7 +37,7 @@ def check(data_cfg):
         if data_cfg.get(key):
             raise UserError(
                 f"data.{key} = {data_cfg[key]!r} would not be read: data.source = {data_cfg['source']!r} has "
-                f"other data; set data.source to {others}"
+                f"other data; set data.source to {others}, or data.{key} to ''"
             )
     frames, stride = data_cfg.get("frames", 0), data_cfg.get("frame_stride", 0)
     if frames and data_cfg.get("source") != "folder":
