@@ -9,9 +9,8 @@ Expected: top-1, best of 300 epochs on the test set, one seed: axial fixed 61.39
 Cost: 117,000 steps of 128 images; about 25 minutes on one A100-class GPU (estimate), days on 2 CPU cores
 Arguments: size=d256|deit_tiny, encoding=NAME, seed=N, smoke
 Deviations: a warm-up of 2,000 steps, random crops of the padded image and mirroring, none of which the published recipe
-    has. We report the last epoch, not the best one on
-    the test set. RandAugment is torchvision's, which the notes do not name. The published "combined fixed" frequencies
-    are unknown; ours spread the directions over the heads.
+    has. We report the last epoch, not the best one on the test set. RandAugment is torchvision's, which the notes do
+    not name. The published "combined fixed" frequencies are unknown; ours spread the directions over the heads.
 """
 
 from configs import common

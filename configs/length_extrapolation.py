@@ -15,9 +15,9 @@ Arguments: size=owt16|one_layer|c128|novels, plan=single|published|frozen, encod
     then trained at a tenth of the rate (owt16: 35.13 at 100K, ratio 0.98)
 Deviations: by plan=single the notes report divergence of jo_projected at 16 layers. With plan=single content angles
     train at a tenth of the rate, at every size; the notes' one layer has no rate of its own for them, and no stated
-    width. The corpora are not those of the paper, whose tokenizer and windows are unpublished:
-    it cuts random windows from one stream of tokens, here training rows are packed documents that do not see each
-    other, and evaluation windows lie inside documents.
+    width. The corpora are not those of the paper, whose tokenizer and windows are unpublished: it cuts random windows
+    from one stream of tokens, here training rows are packed documents that do not see each other, and evaluation
+    windows lie inside documents.
 """
 
 from configs import common

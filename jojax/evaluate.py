@@ -7,7 +7,6 @@ trained encoding, or `--ema`, which takes the average of the parameters (`optim.
 beside what was found without, under keys that say so; and so are the scores of a run that has not finished.
 """
 
-import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from jojax.encodings import fold as folding
 from jojax.encodings.build import load
 from jojax.errors import UserError
 from jojax.hosts import say
-from jojax.models.build import build, dims_of, pair
+from jojax.models.build import dims_of, pair
 from jojax.models.kernels import KERNELS
 
 
@@ -100,9 +99,7 @@ def at_resolution(config, resolution):
     other = ConfigDict(config.to_dict())
     with other.ignore_type():  # an int or a pair, whichever the config has
         other.data.image_size = resolution
-    job = task.make(other)
-    job.model = build(other, trained=dims_of(config).grid)
-    return job
+    return task.make(other, trained=dims_of(config).grid)
 
 
 def resized(config, params, old_grid, new_grid):
@@ -155,9 +152,10 @@ def restore(workdir, changes=None, ema=False):
 
 def _mesh(sizes):
     """The run's mesh, or where there are other devices now, parameters split over all of them."""
-    with contextlib.suppress(UserError):
+    try:
         return shard.make_mesh(sizes)
-    return shard.make_mesh({"fsdp": -1})
+    except UserError:
+        return shard.make_mesh({"fsdp": -1})
 
 
 def tuples(value):

@@ -294,7 +294,7 @@ def label(config):
     return config.encoding.get("preset", config.encoding.name)
 
 
-def make(config) -> Text | Images:
+def make(config, trained=()) -> Text | Images:
     source.check(config.data)
     text, images = Probe if config.data.source == "probe" else Text, Clips if config.data.get("frames") else Images
-    return (text if config.model.kind == "lm" else images)(config, build.build(config))
+    return (text if config.model.kind == "lm" else images)(config, build.build(config, trained))

@@ -59,8 +59,12 @@ class LieRE(Spatial):
 
     def generators(self):
         shape = (self.dims.axes, self.dims.kv_heads, self.dims.head_dim // self.block, self.block, self.block)
-        starts = nn.initializers.uniform(self.init_scale), nn.initializers.normal(self.init_std), nn.initializers.zeros
-        u = self.param("u", dict(zip(self.CHOICES["angle_init"], starts, strict=True))[self.angle_init], shape)
+        starts = {
+            "uniform": nn.initializers.uniform(self.init_scale),
+            "normal": nn.initializers.normal(self.init_std),
+            "zero": nn.initializers.zeros,
+        }
+        u = self.param("u", starts[self.angle_init], shape)
         return skew(jnp.triu(u, 1) if self.triangle else u)
 
     @nn.compact

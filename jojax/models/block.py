@@ -108,13 +108,12 @@ class Block(nn.Module):
                 self.shift(h, t, b, ctx.restart, n) for t, b, n in zip((k, v), before, ("key", "value"), strict=True)
             )
         norm = None if spec.qk_norm == "none" else self.qk_norm()
-        gated_q, gated_k = (q, k) if norm is None else norm(q, k)
+        normed = (q, k) if norm is None else norm(q, k)
         if spec.qk_norm == "before":
-            q, k, norm = gated_q, gated_k, None
-        past_path = None if past is None else past["encoding"]
-        journey = hooks.journey(
-            encoding, shared, carry, ctx.replace(residual=x, x=h, q=gated_q, k=gated_k, prefix=past_path)
-        )
+            (q, k), norm = normed, None
+        prefix = None if past is None else past["encoding"]
+        ctx = ctx.replace(residual=x, x=h, q=normed[0], k=normed[1], prefix=prefix)
+        journey = hooks.journey(encoding, shared, carry, ctx)
         q, k, v, home = attention.transport(journey, q, k, v, ctx.placed, norm)
         keys = {"key": k, "value": v, "edge": None if journey.edge is None else journey.edge.key}
         new = None

@@ -98,10 +98,12 @@ def number(value):
 def evaluations(record, kind):
     """The evaluations of a kind, the run's own first; not those with other options of the encoding, of the average of
     the parameters, or of a step before the last."""
+
+    def own(protocol):
+        return not {"encoding", "step"} & protocol.keys() and protocol.get("parameters") != "average"
+
     keys = sorted(k for k in record if k == kind or k.startswith(f"{kind}-"))
-    protocols = {k: record[k]["protocol"] for k in keys}
-    own = {k for k, p in protocols.items() if not {"encoding", "step"} & p.keys() and p.get("parameters") != "average"}
-    return [record[k] for k in keys if k in own]
+    return [record[k] for k in keys if own(record[k]["protocol"])]
 
 
 def figure(record, metric):
